@@ -81,10 +81,7 @@ _PLACES: Final[Mapping[tuple[str, str], Mapping[str, Moment]]] = {
         "closing": Moment(f"{_SCRIPTED}.stop"),
     },
 }
-KNOWN: Final = {
-    f"{command} ray, starting, GCS killed": "a call of Ray blocks the event loop until Ray's own code ends the driver"
-    for command in ("rollout", "eval", "train")
-}
+KNOWN: Final[Mapping[str, str]] = {}
 """Cells that break a promise, with the reason."""
 _BEFORE_THE_WRITE: Final = {
     ("rollout", "writing"): Moment(_SAVE),

@@ -50,7 +50,7 @@ RAY: Final = {
         "heartbeat_timeout_s": 10.0,
         "backoff_s": 0.1,
         "max_restarts": 1,
-        "start_timeout_s": 90.0,
+        "start_timeout_s": 60.0,
     },
 }
 

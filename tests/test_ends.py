@@ -41,6 +41,7 @@ SLOW = {
 }
 ON_RAY = {
     "rollout ray, starting, SIGTERM",
+    "rollout ray, starting, GCS killed",
     "rollout ray, running, SIGKILL",
     "rollout ray, writing, raylet stopped",
     "rollout ray, writing, GCS killed",

@@ -2,12 +2,15 @@
 
 import asyncio
 import socket
+import threading
+from types import SimpleNamespace
 
 import pytest
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.runtime.ray import cluster
-from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.cluster import Cluster, call_ray
+from turnwise.runtime.remote.supervision import make_slots
 
 ray = pytest.importorskip("ray")
 
@@ -146,3 +149,45 @@ def test_an_error_of_ray_without_text_is_named_by_its_class(started, monkeypatch
 
     monkeypatch.setattr(ray, "init", fail)
     assert "runtime.ray.address: cannot join the cluster at auto: OSError" == refusal("auto")
+
+
+@pytest.fixture
+def gcs():
+    """An event: Ray's GCS has stopped until it is set."""
+    answers = threading.Event()
+    yield answers
+    answers.set()
+
+
+@pytest.mark.parametrize("ends_by", ["timeout", "cancellation"])
+def test_a_stopped_gcs_blocks_neither_the_loop_nor_the_end(gcs, ends_by):
+    """The caller gets its timeout or cancellation, and `asyncio.run` does not wait for the thread."""
+
+    async def ask():
+        async with asyncio.timeout(0.05 if ends_by == "cancellation" else None):
+            await call_ray(gcs.wait, 0.05 if ends_by == "timeout" else 60.0)
+
+    with pytest.raises(TimeoutError, match="Ray did not answer within" if ends_by == "timeout" else "^$"):
+        asyncio.run(ask())
+    assert not gcs.is_set()
+
+
+def test_an_actor_starts_beside_the_event_loop(gcs, monkeypatch):
+    """Ray waits for its GCS when it starts an actor; meanwhile, the loop handles Ctrl-C."""
+    started = []
+
+    def start(*arguments):
+        started.append((gcs.wait(30), *arguments))
+        return "actor"
+
+    monkeypatch.setattr(ray, "remote", lambda _kind: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start)))
+    (slot,) = make_slots("worker", 1)
+
+    async def start_and_answer():
+        starting = asyncio.ensure_future(Cluster().start_actor(object, slot, {}, 1, 2, timeout_s=60.0))
+        await asyncio.sleep(0)
+        gcs.set()  # by the loop, which would never come here if the start blocked it
+        return await starting
+
+    assert "actor" == asyncio.run(start_and_answer())
+    assert [(True, 1, 2)] == started

@@ -9,8 +9,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 from uuid import uuid4
 
 from attrs import define, field
@@ -21,6 +22,8 @@ from turnwise.runtime.ray.actor_lines import print_log_lines_whole
 from turnwise.runtime.ray.own_ray import END_S, OwnRay, call_within, end_ray
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot
 from turnwise.threads import in_thread
+
+T = TypeVar("T")
 
 Node = Mapping[str, Any]
 """A node of a cluster, as `ray.nodes` describes it."""
@@ -33,6 +36,9 @@ _NO_TOKEN: Final = (
 
 PROBE_TIMEOUT_S: Final = 5.0
 """Seconds that a cluster has to accept a connection. Ray itself retries for more than ten minutes."""
+
+ANSWER_S: Final = 60.0
+"""Seconds that Ray has to answer a question about the cluster."""
 
 
 @define(eq=False)
@@ -112,7 +118,7 @@ class Cluster:
         """Return the nodes of the cluster, as `ray.nodes` does."""
         import ray
 
-        found: list[Node] = await asyncio.to_thread(ray.nodes)
+        found: list[Node] = await call_ray(ray.nodes)
         return found
 
     async def close(self, release: Callable[[], None] = lambda: None, *, keep_files: bool = False) -> None:
@@ -140,16 +146,48 @@ class Cluster:
                 own, Cluster._own, Cluster._opened = Cluster._own, None, False
                 end_ray(own, keep_files=keep_files)
 
-    def actor(self, kind: type, slot: ActorSlot, **options: object) -> Callable[..., ActorHandle]:
-        """Return a function that starts an actor with these options from the arguments of its constructor."""
+    async def start_actor(
+        self, kind: type, slot: ActorSlot, options: Mapping[str, object], *arguments: object, timeout_s: float
+    ) -> ActorHandle:
+        """
+        Start an actor and return its handle. Its constructor may still run.
+
+        Args:
+            kind: class of the actor.
+            slot: gives the actor its name.
+            options: of the actor, as Ray takes them.
+            arguments: of the constructor.
+            timeout_s: seconds for Ray to accept the actor.
+
+        Raises:
+            TimeoutError: Ray does not answer.
+        """
         import ray
 
         # A restarted actor needs a new name, because Ray may not have released the old one yet.
         name = f"turnwise-{self.run_name}-{slot.name.replace(' ', '-')}-{slot.num_starts}"
         # Task events would make the head node keep a record of every message, up to a hundred thousand.
         actor: Any = ray.remote(kind).options(name=name, max_restarts=0, enable_task_events=False, **options)
-        start: Callable[..., ActorHandle] = actor.remote
-        return start
+        handle: ActorHandle = await call_ray(partial(actor.remote, *arguments), timeout_s)
+        return handle
+
+
+async def call_ray(function: Callable[[], T], timeout_s: float = ANSWER_S) -> T:
+    """
+    Return the result of a function that waits for Ray's GCS, which may have stopped or died.
+
+    The function runs in a daemon thread, so neither the event loop nor the end of this process waits for it. It goes
+    through after a timeout or a cancellation if the GCS answers later. An actor that it starts then is ended by Ray,
+    because no one holds its handle.
+
+    Raises:
+        TimeoutError: after `timeout_s` seconds.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await in_thread(function, {})
+    except TimeoutError:
+        raise TimeoutError(f"Ray did not answer within {timeout_s:g} s") from None
 
 
 async def draining_nodes() -> dict[str, float]:
@@ -160,7 +198,7 @@ async def draining_nodes() -> dict[str, float]:
     if client.is_connected():
         return {}
     # Only Ray's own libraries, such as Train, get drain notices, from this function. A deadline of 0 means none.
-    found: dict[str, int] = await asyncio.to_thread(ray._private.state.state.get_draining_nodes)  # noqa: SLF001 - see above
+    found: dict[str, int] = await call_ray(ray._private.state.state.get_draining_nodes)  # noqa: SLF001 - see above
     offset_s = asyncio.get_running_loop().time() - time.time()
     return {node: at_ms / 1000 + offset_s if at_ms else inf for node, at_ms in found.items()}
 

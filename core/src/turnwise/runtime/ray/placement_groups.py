@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -12,7 +12,7 @@ from attrs import define, field
 
 from turnwise.errors import ConfigError
 from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement
-from turnwise.runtime.ray.cluster import Node, draining_nodes
+from turnwise.runtime.ray.cluster import Node, call_ray, draining_nodes
 from turnwise.runtime.remote.supervision import PlacementError
 
 if TYPE_CHECKING:
@@ -74,9 +74,14 @@ class PlacementGroups:
             bundles = [dict(bundle) for bundle in self.pool.bundles]
             name = f"turnwise-{self.run_name}-{self.pool.name}-{index}"
             labels = [dict(self.pool.labels)] * len(bundles) if self.pool.labels else None
-            self._groups[index] = placement_group(
-                bundles, strategy=self.pool.strategy, name=name, bundle_label_selector=labels
-            )
+
+            def reserve() -> None:
+                # In the thread, so that `remove_all` also finds a group whose caller was cancelled.
+                self._groups[index] = placement_group(
+                    bundles, strategy=self.pool.strategy, name=name, bundle_label_selector=labels
+                )
+
+            await call_ray(reserve, timeout_s)
         # A group that is not placed in time is withdrawn: it would occupy devices when the run has failed already.
         if not await _is_ready(self._groups[index], timeout_s):
             await self.remove(index)
@@ -85,7 +90,7 @@ class PlacementGroups:
 
     async def remove(self, index: int) -> None:
         """Free the resources of a replica, if there are any."""
-        await asyncio.to_thread(self._remove, index)
+        await call_ray(partial(self._remove, index))
 
     def remove_all(self) -> None:
         """Remove every group, in any thread."""
@@ -105,8 +110,8 @@ class PlacementGroups:
     async def _describe_shortage(self, timeout_s: float) -> str:
         import ray
 
-        total: dict[str, float] = await asyncio.to_thread(ray.cluster_resources)
-        free: dict[str, float] = await asyncio.to_thread(ray.available_resources)
+        total: dict[str, float] = await call_ray(ray.cluster_resources)
+        free: dict[str, float] = await call_ray(ray.available_resources)
         bundle, *others = map(format_resources, self.pool.bundles)
         more = f" and {len(others)} more bundles" if others else ""
         where = "".join(f", {name}={value}" for name, value in self.pool.labels.items())
@@ -128,7 +133,7 @@ async def _is_whole(group: PlacementGroup) -> bool:
     """Return whether a group is placed on live nodes that stay."""
     import ray
 
-    nodes: list[Node] = await asyncio.to_thread(ray.nodes)
+    nodes: list[Node] = await call_ray(ray.nodes)
     alive = {node["NodeID"] for node in nodes if node["Alive"]}
     return alive.difference(await draining_nodes()).issuperset(await _nodes_of(group))
 
@@ -137,7 +142,7 @@ async def _nodes_of(group: PlacementGroup) -> set[str]:
     """Return the nodes of a group; an empty name for one that is not placed."""
     from ray.util.placement_group import placement_group_table
 
-    table: Node = await asyncio.to_thread(placement_group_table, group)
+    table: Node = await call_ray(partial(placement_group_table, group))
     return set(table["bundles_to_node_id"].values()) if table.get("state") == "CREATED" else {""}
 
 
@@ -146,7 +151,7 @@ async def _is_ready(group: PlacementGroup, timeout_s: float) -> bool:
     # In short steps: the thread of one long wait would outlive a run that is stopped meanwhile.
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        if await asyncio.to_thread(group.wait, min(_POLL_S, left_s)):
+        if await call_ray(partial(group.wait, min(_POLL_S, left_s))):
             return True
     return False
 

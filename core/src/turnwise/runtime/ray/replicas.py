@@ -63,12 +63,13 @@ class ReplicaGroup:
         """Start a replica and connect it to every client."""
         if self.weights is not None:
             await self.weights.wait_until_awake()
-        options = await self.placement_groups.actor_options(slot.index, self.options.start_timeout_s)
-        actor = self.cluster.actor(ReplicaActor, slot, **options)
-        handle = actor(self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
-        self.capabilities = await first_reply(handle, handle.start.remote(), self.options.start_timeout_s)
+        timeout_s = self.options.start_timeout_s
+        options = await self.placement_groups.actor_options(slot.index, timeout_s)
+        arguments = (self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
+        handle = await self.cluster.start_actor(ReplicaActor, slot, options, *arguments, timeout_s=timeout_s)
+        self.capabilities = await first_reply(handle, handle.start.remote(), timeout_s)
         watch = handle.watch.remote()
-        self._addresses[slot.index] = await first_reply(handle, handle.listen.remote(), self.options.start_timeout_s)
+        self._addresses[slot.index] = await first_reply(handle, handle.listen.remote(), timeout_s)
 
         def enter_rotation() -> None:
             # No await between these lines: a client that starts later finds the handle in `connect_client`, and one

@@ -34,10 +34,11 @@ class RewardGroup:
 
     async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a reward worker and connect it to the judge's replicas and to every worker."""
-        actor = self.cluster.actor(RewardActor, slot, **spread_options(self.config.ray.worker_resources))
+        options, timeout_s = spread_options(self.config.ray.worker_resources), self.config.ray.start_timeout_s
         pools = {name: pool.spec for name, pool in self.pools.items()}
-        handle = actor(slot.name, self.blueprint, pools, self.driver is not None)
-        await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
+        arguments = (slot.name, self.blueprint, pools, self.driver is not None)
+        handle = await self.cluster.start_actor(RewardActor, slot, options, *arguments, timeout_s=timeout_s)
+        await first_reply(handle, handle.stats.remote(), timeout_s)
         watch = handle.watch.remote()
         # No await from here on, for the reason given in `ReplicaGroup.start`.
         slot.handle = handle

@@ -50,12 +50,13 @@ class WorkerGroup:
 
     async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a worker, connect it to replicas and reward workers, and submit episodes to it."""
-        actor = self.cluster.actor(WorkerActor, slot, **spread_options(self.config.ray.worker_resources))
+        options, timeout_s = spread_options(self.config.ray.worker_resources), self.config.ray.start_timeout_s
         pools = {name: pool.spec for name, pool in self.pools.items()}
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
-        handle = actor(slot.name, self.blueprint, pools, reward_tries)
+        arguments = (slot.name, self.blueprint, pools, reward_tries)
+        handle = await self.cluster.start_actor(WorkerActor, slot, options, *arguments, timeout_s=timeout_s)
         self._doubts[slot.index].clear()
-        stats = await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
+        stats = await first_reply(handle, handle.stats.remote(), timeout_s)
         self._max_in_flight[slot.index] = int(stats["max_in_flight"])
         watch = handle.watch.remote()
         await self._forward_events(slot, handle)

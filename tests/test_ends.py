@@ -45,6 +45,7 @@ ON_RAY = {
     "rollout ray, running, SIGKILL",
     "rollout ray, writing, raylet stopped",
     "rollout ray, writing, GCS killed",
+    "rollout ray, closing, SIGINT",
 }
 
 

@@ -126,7 +126,7 @@ class RolloutManager(EngineControl):
         if thread is not None:
             try:
                 with self.waiting_for("the end of the runtime"):
-                    thread.call(self.runtime.stop())
+                    thread.call_to_end(self.runtime.stop())  # the first interrupt may not cut the end of Ray
             finally:
                 thread.close()
                 self.observers.close()

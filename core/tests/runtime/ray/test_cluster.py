@@ -191,3 +191,22 @@ def test_an_actor_starts_beside_the_event_loop(gcs, monkeypatch):
 
     assert "actor" == asyncio.run(start_and_answer())
     assert [(True, 1, 2)] == started
+
+
+def test_an_interrupt_does_not_cut_the_end_of_ray(started, gcs, monkeypatch):
+    """The caller is cancelled when Ray has ended: a process that ends before would crash in Ray's C++ code."""
+    ended = []
+    monkeypatch.setattr(cluster, "end_ray", lambda *_own, **_options: ended.append(gcs.wait(30)))
+
+    async def main():
+        ours = Cluster()
+        await ours.connect()
+        closing = asyncio.ensure_future(ours.close())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        asyncio.get_running_loop().call_later(0.01, gcs.set)
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        return list(ended)
+
+    assert [True] == asyncio.run(main())

@@ -68,6 +68,15 @@ def test_a_ray_that_does_not_end_is_killed(hanging: threading.Event, monkeypatch
     bystander.wait()
 
 
+def test_an_exit_while_ray_ends_runs_no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second interrupt may end the process at any time; Ray's C++ code would crash in the exit handlers."""
+    seen = []
+    monkeypatch.setattr(ray, "shutdown", lambda **_options: seen.append(ENDS_WITHOUT_HANDLERS.is_set()))
+    end_ray(None)
+    assert [True] == seen
+    assert not ENDS_WITHOUT_HANDLERS.is_set()
+
+
 def test_a_process_that_an_ended_ray_has_left_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's agents run on for some seconds; without a word they do not."""
     monkeypatch.setattr(ray, "shutdown", lambda **_options: None)

@@ -123,14 +123,19 @@ class Cluster:
 
     async def close(self, release: Callable[[], None] = lambda: None, *, keep_files: bool = False) -> None:
         """
-        Disconnect from the cluster, and end one that was started here. Idempotent.
+        Disconnect from the cluster, and end one that was started here. Idempotent; a cancellation does not stop it.
 
         Args:
             release: frees the run's part of a cluster that stays.
             keep_files: keep the logs of a cluster that was started here.
         """
         # A daemon thread: a second interrupt must end the process also while Ray does not.
-        await in_thread(self._close, {"release": release, "keep_files": keep_files})
+        closing = asyncio.ensure_future(in_thread(self._close, {"release": release, "keep_files": keep_files}))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:  # the first interrupt; the end of Ray has a deadline
+            await asyncio.wait([closing])
+            raise
 
     def _close(self, release: Callable[[], None], *, keep_files: bool) -> None:
         with Cluster._lock:

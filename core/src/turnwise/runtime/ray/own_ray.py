@@ -152,11 +152,14 @@ def end_ray(own: OwnRay | None, *, keep_files: bool = False, seconds: float = EN
     # It would wait without a limit at the end of the process, for what this function has waited for already.
     atexit.unregister(ray.shutdown)
     is_whole = own is None or own.is_whole()
+    # If a second interrupt ends the process meanwhile, Ray's C++ code would crash in the exit handlers. If Ray does not
+    # end, threads of this code wait on, and would end the process with an exit code of their own.
+    had_handlers = not ENDS_WITHOUT_HANDLERS.is_set()
+    ENDS_WITHOUT_HANDLERS.set()
     ended = _call_in_thread(ray.shutdown)
     in_time = ended.wait(seconds)
-    if not (is_whole and in_time):
-        # Threads of Ray's C++ code wait on, and would end the process with an exit code of their own.
-        ENDS_WITHOUT_HANDLERS.set()
+    if is_whole and in_time and had_handlers:
+        ENDS_WITHOUT_HANDLERS.clear()
     killed = own.kill() if own is not None else []  # after an orderly end, agents of Ray are left for some seconds
     if not in_time:
         structlog.get_logger().warning("Ray did not end in time", seconds=seconds, killed_processes=killed)

@@ -280,17 +280,20 @@ class RayRuntime:
         # From here on the supervisor neither releases nor restarts an actor, so slots keep their handles in these
         # loops.
         self._supervisor.stopping = True
-        # Workers first: while they end their episodes, they still use replicas and reward workers.
-        for slot in reversed(self._slots):
-            if (handle := slot.handle) is not None:  # an actor may die while another one stops
-                await wait_for_stop(handle.stop.remote(), STOP_S)
-        if self._supervision is not None:
-            self._supervision.cancel()
-            await asyncio.wait([self._supervision], timeout=STOP_S)
-            self._supervision = None
-        await self.weights.close()
-        # After the supervision has ended: it would take a kill for a loss. Ray's logs have the reason of a lost actor.
-        await self.cluster.close(self._release, keep_files=any(slot.last_error for slot in self._slots))
+        try:
+            # Workers first: while they end their episodes, they still use replicas and reward workers.
+            for slot in reversed(self._slots):
+                if (handle := slot.handle) is not None:  # an actor may die while another one stops
+                    await wait_for_stop(handle.stop.remote(), STOP_S)
+            if self._supervision is not None:
+                self._supervision.cancel()
+                await asyncio.wait([self._supervision], timeout=STOP_S)
+                self._supervision = None
+            await self.weights.close()
+        finally:  # also after an interrupt: this process would end while Ray runs
+            # After the supervision has ended: it would take a kill for a loss. Ray's logs have the reason of a lost
+            # actor.
+            await self.cluster.close(self._release, keep_files=any(slot.last_error for slot in self._slots))
         for slot in self._slots:
             slot.handle = None
 

@@ -10,6 +10,7 @@ from cli_runs import rollout
 
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
+from turnwise.events.json_stream import asks_for_json
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task
@@ -77,6 +78,7 @@ class TestRollout:
         assert {line["status"] for line in episodes} <= {"completed", "truncated"}
         assert all(line["tokens"]["action"] > 0 for line in episodes)
         assert {"llm_s", "tool_s", "turns", "mask_ratio", "reward"} <= episodes[0].keys()
+        assert not asks_for_json()  # when the command has ended, standard error is its caller's
 
     def test_trace_needs_a_plugin(self, run_dir, monkeypatch, capsys):
         """

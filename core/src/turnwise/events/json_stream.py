@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 
 _STREAM = 2
@@ -19,6 +20,12 @@ _END_S = 2.0
 _MAX_STARTS = 16
 _KEYS = {"event", "level", "timestamp"}
 _open: list[tuple[int, subprocess.Popen[bytes]]] = []
+_asked = threading.Event()
+
+
+def asks_for_json() -> bool:
+    """Return whether each line of standard error must be a JSON object now."""
+    return _asked.is_set()
 
 
 def as_json_line(line: str, **origin: object) -> str:
@@ -74,7 +81,8 @@ def _refuse(constant: str) -> None:
 
 
 def open_json_stream() -> None:
-    """Start; do nothing if it has started, or if a program has replaced standard error by another stream."""
+    """Start; leave the descriptor if it is open already, or if a program has replaced standard error."""
+    _asked.set()
     try:
         if _open or sys.stderr.fileno() != _STREAM:
             return
@@ -94,6 +102,7 @@ def open_json_stream() -> None:
 
 def close_json_stream() -> None:
     """Wait until all lines so far are written, or for two seconds while a child process keeps the stream open."""
+    _asked.clear()
     if _open:
         original, process = _open.pop()
         sys.stderr.flush()

@@ -21,14 +21,6 @@ LINE_LOCK: Final = threading.RLock()
 """Held while a line is written, so that lines of threads do not mix; reentrant, because signal handlers may log."""
 
 
-_ONLY_JSON: Final = threading.Event()
-
-
-def asks_for_json() -> bool:
-    """Return whether each line of standard error must be a JSON object."""
-    return _ONLY_JSON.is_set()
-
-
 def configure_logging(
     level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None, *, whole_stream: bool = False
 ) -> None:
@@ -43,7 +35,6 @@ def configure_logging(
             which the process belongs.
     """
     if whole_stream and log_format == "json" and stream is None:
-        _ONLY_JSON.set()
         open_json_stream()
 
     def write(*event: Any) -> NoReturn:

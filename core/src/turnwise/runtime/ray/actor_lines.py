@@ -17,8 +17,8 @@ from typing import Any, Final
 import structlog
 from attrs import frozen
 
-from turnwise.events.json_stream import as_json_line, dump_line
-from turnwise.events.logging import LINE_LOCK, asks_for_json
+from turnwise.events.json_stream import as_json_line, asks_for_json, dump_line
+from turnwise.events.logging import LINE_LOCK
 from turnwise.terminal import literal
 from turnwise.types import JsonDict
 

@@ -193,20 +193,27 @@ def test_an_actor_starts_beside_the_event_loop(gcs, monkeypatch):
     assert [(True, 1, 2)] == started
 
 
-def test_an_interrupt_does_not_cut_the_end_of_ray(started, gcs, monkeypatch):
-    """The caller is cancelled when Ray has ended: a process that ends before would crash in Ray's C++ code."""
-    ended = []
-    monkeypatch.setattr(cluster, "end_ray", lambda *_own, **_options: ended.append(gcs.wait(30)))
+@pytest.mark.parametrize("answers", [True, False])
+def test_ray_ends_when_no_thread_calls_it(started, gcs, monkeypatch, answers):
+    """The end waits for a call whose caller was cancelled; the C++ code would abort the process. It has a deadline."""
+    monkeypatch.setattr(cluster, "END_S", 30.0 if answers else 0.01)
+    events = []
+    monkeypatch.setattr(cluster, "end_ray", lambda *_own, **_options: events.append("ended"))
+
+    def call():
+        gcs.wait(30)
+        events.append("answered")
 
     async def main():
         ours = Cluster()
         await ours.connect()
+        with pytest.raises(TimeoutError):
+            await call_ray(call, 0.01)
         closing = asyncio.ensure_future(ours.close())
-        await asyncio.sleep(0.01)
-        closing.cancel()
-        asyncio.get_running_loop().call_later(0.01, gcs.set)
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        return list(ended)
+        if answers:
+            await asyncio.sleep(0.05)
+            gcs.set()
+        await closing
 
-    assert [True] == asyncio.run(main())
+    asyncio.run(main())
+    assert (["answered", "ended"] if answers else ["ended"]) == events

@@ -86,3 +86,35 @@ def test_a_replica_that_was_given_up_has_no_place():
 
     with pytest.raises(EngineError, match="replica 0 has no place: no memory"):
         asyncio.run(runtime.locate_replicas())
+
+
+@pytest.mark.parametrize("at", ["actor", "supervision", "cluster"])
+def test_an_interrupt_does_not_cut_the_end_of_ray(at):
+    """The caller is cancelled when Ray has ended: a process that ended before would crash in Ray's C++ code."""
+    runtime, events, reached = RayRuntime(SimpleNamespace(), RuntimeConfig(name="ray")), [], asyncio.Event()
+
+    async def step(name):
+        if name == at:
+            reached.set()
+            await asyncio.sleep(0.02)
+        events.append(name)
+
+    async def supervise():
+        try:
+            await asyncio.sleep(600)
+        finally:
+            await step("supervision")
+
+    async def main():
+        runtime.workers.slots[0].handle = SimpleNamespace(stop=SimpleNamespace(remote=lambda: step("actor")))
+        runtime.cluster = SimpleNamespace(close=lambda *_release, **_options: step("cluster"))
+        runtime._supervision = asyncio.ensure_future(supervise())
+        await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(runtime.stop())
+        await reached.wait()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+
+    asyncio.run(main())
+    assert ["supervision", "cluster"] == events[-2:]

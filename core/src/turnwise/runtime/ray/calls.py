@@ -73,6 +73,16 @@ async def wait_for_stop(reference: Awaitable[object], timeout_s: float) -> None:
         structlog.get_logger().debug("actor did not stop by itself", reason=failure_reason(error))
 
 
+async def run_to_end(work: Coroutine[object, object, None]) -> None:
+    """Run a coroutine; a cancellation of the caller does not reach it, and is raised when it has ended."""
+    running = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
 async def watch_with_pings(
     slot: ActorSlot,
     watch: Awaitable[object],

@@ -123,19 +123,14 @@ class Cluster:
 
     async def close(self, release: Callable[[], None] = lambda: None, *, keep_files: bool = False) -> None:
         """
-        Disconnect from the cluster, and end one that was started here. Idempotent; a cancellation does not stop it.
+        Disconnect from the cluster, and end one that was started here. Idempotent.
 
         Args:
             release: frees the run's part of a cluster that stays.
             keep_files: keep the logs of a cluster that was started here.
         """
         # A daemon thread: a second interrupt must end the process also while Ray does not.
-        closing = asyncio.ensure_future(in_thread(self._close, {"release": release, "keep_files": keep_files}))
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:  # the first interrupt; the end of Ray has a deadline
-            await asyncio.wait([closing])
-            raise
+        await in_thread(self._close, {"release": release, "keep_files": keep_files})
 
     def _close(self, release: Callable[[], None], *, keep_files: bool) -> None:
         with Cluster._lock:
@@ -145,6 +140,7 @@ class Cluster:
             Cluster._num_runs -= 1
             # A connection that the caller opened stays open.
             ends = Cluster._opened and Cluster._num_runs == 0
+            _CALLS.wait(END_S)
             if not ends or Cluster._own is None:
                 call_within(END_S, release)
             if ends:
@@ -188,11 +184,44 @@ async def call_ray(function: Callable[[], T], timeout_s: float = ANSWER_S) -> T:
     Raises:
         TimeoutError: after `timeout_s` seconds.
     """
+
+    def call() -> T:
+        try:
+            return function()
+        finally:
+            _CALLS.end()
+
+    _CALLS.begin()
     try:
         async with asyncio.timeout(timeout_s):
-            return await in_thread(function, {})
+            return await in_thread(call, {})
     except TimeoutError:
         raise TimeoutError(f"Ray did not answer within {timeout_s:g} s") from None
+
+
+@define(eq=False)
+class _Calls:
+    """Counts the calls of Ray in threads: if Ray ended meanwhile, its C++ code would abort this process."""
+
+    _changed: threading.Condition = field(factory=threading.Condition, init=False)
+    _number: int = field(default=0, init=False)
+
+    def begin(self) -> None:
+        with self._changed:
+            self._number += 1
+
+    def end(self) -> None:
+        with self._changed:
+            self._number -= 1
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until no call runs, at most for some seconds: Ray may never answer."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._number, seconds)
+
+
+_CALLS: Final = _Calls()
 
 
 async def draining_nodes() -> dict[str, float]:

@@ -26,7 +26,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import DRIVER_CALL_S, STOP_S, ask, kill_actor, wait_for_stop
+from turnwise.runtime.ray.calls import DRIVER_CALL_S, STOP_S, ask, kill_actor, run_to_end, wait_for_stop
 from turnwise.runtime.ray.cluster import Cluster, draining_nodes
 from turnwise.runtime.ray.placement_groups import check_capacity
 from turnwise.runtime.ray.replicas import ReplicaGroup
@@ -285,15 +285,17 @@ class RayRuntime:
             for slot in reversed(self._slots):
                 if (handle := slot.handle) is not None:  # an actor may die while another one stops
                     await wait_for_stop(handle.stop.remote(), STOP_S)
-            if self._supervision is not None:
-                self._supervision.cancel()
-                await asyncio.wait([self._supervision], timeout=STOP_S)
-                self._supervision = None
-            await self.weights.close()
-        finally:  # also after an interrupt: this process would end while Ray runs
-            # After the supervision has ended: it would take a kill for a loss. Ray's logs have the reason of a lost
-            # actor.
-            await self.cluster.close(self._release, keep_files=any(slot.last_error for slot in self._slots))
+        finally:  # also after an interrupt: this process must not end while Ray runs
+            await run_to_end(self._end())
+
+    async def _end(self) -> None:
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.wait([self._supervision], timeout=STOP_S)
+            self._supervision = None
+        await self.weights.close()
+        # After the supervision has ended: it would take a kill for a loss. Ray's logs have the reason of a lost actor.
+        await self.cluster.close(self._release, keep_files=any(slot.last_error for slot in self._slots))
         for slot in self._slots:
             slot.handle = None
 

@@ -145,7 +145,7 @@ def test_all_episodes_failed(evaluate, capsys, tmp_path):
     out = tmp_path / "eval"
     assert 1 == evaluate(failed, "--out", str(out))
 
-    assert "all 256 episodes failed; first failure: unknown" in capsys.readouterr().err
+    assert "all 256 episodes failed, the first by unknown" in capsys.readouterr().err
     assert not (out / "evaluation.json").exists()
 
 

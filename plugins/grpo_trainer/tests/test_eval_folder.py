@@ -120,6 +120,30 @@ def num_readable(out):
         return 0
 
 
+@pytest.mark.parametrize(("num_failures", "code"), [(2, 0), (6, 1), (10, 1)])
+def test_lost_episodes_are_named_and_run_again(run_dir, capsys, num_failures, code):
+    """A value over the rest would look like a value of the model, so the loss of most of them is a failure."""
+    again = "again: turnwise eval --resume out --retry-failed"
+    for arguments in (("run.yaml", f"engine.num_failures={num_failures}", "--out", "out"), ("--resume", "out")):
+        assert code == evaluate(*arguments)
+        assert again in capsys.readouterr().err.splitlines()[-1]
+        assert (code == 0) == (run_dir / "out/evaluation.json").exists()
+    config = run_dir / "out/config.resolved.yaml"
+    config.write_text(config.read_text().replace(f"num_failures: {num_failures}", "num_failures: 0"))
+
+    assert 0 == evaluate("--resume", "out", "--retry-failed")
+
+    assert Status.FAILED not in {result.status for result in read_results(run_dir / "out")}
+    assert 10 == json.loads((run_dir / "out/evaluation.json").read_text())["episodes"]
+
+
+def test_most_episodes_of_an_evaluation_without_a_folder_are_lost(run_dir, capsys):
+    """There is nothing that could run again."""
+    assert 1 == evaluate("run.yaml", "engine.num_failures=6")
+    assert "6 of 10 episodes failed, the first by engine: EngineError" in (error := capsys.readouterr().err)
+    assert "--retry-failed" not in error
+
+
 def test_results_are_replaced_only_when_asked(run_dir, capsys):
     """A folder with results is refused without `--overwrite`, and its files stay."""
     assert 0 == evaluate("run.yaml", "--out", "out")

@@ -9,10 +9,11 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from turnwise.errors import ConfigError, DataError
+from turnwise.errors import ConfigError, DataError, EngineError
 from turnwise.files import PARTIAL, partial_path, replace
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.terminal import write_error
 from turnwise.types import Status, TokenArray
 from turnwise_result_files.running_episodes import RUNNING_FILE
 from turnwise_result_files.trajectories import TrajectoryWriter, read_results
@@ -93,6 +94,26 @@ def earlier_run(
     done, cut = {result.uid for result in earlier.finished}, {each.uid: each for each in unfinished}
     todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, started=False) for s in specs if s.uid not in done]
     return Earlier(places, earlier.finished, tuple(todo), _spent_s(out))
+
+
+def refuse_failures(results: Sequence[EpisodeResult], again: str = "") -> None:
+    """
+    Raise `EngineError` for a run that failed as a whole; print a line for lost episodes that can run again.
+
+    Args:
+        results: of the whole run.
+        again: the command that runs the lost episodes again; empty if no folder keeps the others.
+    """
+    failed = [result for result in results if result.status is Status.FAILED]
+    lost = [result for result in failed if _failed_by_outage(result)]
+    if failed and (len(failed) == len(results) or 2 * len(lost) > len(results)):
+        fault = (lost or failed)[0].fault
+        reason = f"{fault.owner}: {fault.kind}: {fault.message}" if fault else "unknown"
+        count = "all" if len(failed) == len(results) else f"{len(failed)} of"
+        remedy = f"; to run the lost ones again: {again}" if lost and again else ""
+        raise EngineError(f"{count} {len(results)} episodes failed, the first by {reason}{remedy}")
+    if lost and again:
+        write_error(f"turnwise: {len(lost)} episodes were lost by the engine or the infrastructure; again: {again}\n")
 
 
 def _failed_by_outage(result: EpisodeResult) -> bool:

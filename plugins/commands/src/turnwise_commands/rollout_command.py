@@ -9,7 +9,7 @@ from typing import Final
 
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import load_resolved
-from turnwise.errors import ConfigError, EngineError, PluginError, TurnwiseError
+from turnwise.errors import ConfigError, PluginError, TurnwiseError
 from turnwise.events.logging import configure_logging
 from turnwise.plugin.host import Host
 from turnwise.protocols.command import INTERRUPTED, OK
@@ -28,6 +28,7 @@ from turnwise_result_files.resumption import (
     METRICS_FILE,
     TRAJECTORIES_FILE,
     UNFINISHED_FILE,
+    refuse_failures,
 )
 from turnwise_result_files.run_folder import FolderRun, run_in_folder
 from turnwise_task_files import load_tasks
@@ -76,7 +77,7 @@ class RolloutCommand:
         failed = sum(result.status is Status.FAILED for result in run.results)
         text = f", and {failed} of them failed" if failed else ""
         write_error(f"turnwise: {run.out}: all {len(run.results)} episodes have finished{text}\n")
-        _refuse_failures(run)
+        refuse_failures(run.results, _retry(run))
         return OK
 
 
@@ -98,7 +99,7 @@ def _finish(run: FolderRun) -> int:
     if run.summary["dropped"] and not run.results:
         raise TurnwiseError(f"all {run.summary['dropped']} episodes were dropped: their prompts are too long")
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
-    _refuse_failures(run)
+    refuse_failures(run.results, _retry(run))
     if run.interrupted:
         with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
             write_error(f"turnwise: interrupted; to run the rest: turnwise rollout --resume {run.out}\n")
@@ -106,16 +107,5 @@ def _finish(run: FolderRun) -> int:
     return OK
 
 
-def _refuse_failures(run: FolderRun) -> None:
-    """Raise `EngineError` for a run that failed as a whole; one line for lost episodes that can run again."""
-    failed = [result for result in run.results if result.status is Status.FAILED]
-    lost = [result for result in failed if result.fault and result.fault.owner in ("engine", "infra")]
-    remedy = f"turnwise rollout --resume {run.out} --retry-failed"
-    if failed and (len(failed) == len(run.results) or 2 * len(lost) > len(run.results)):
-        fault = (lost or failed)[0].fault
-        reason = f"{fault.owner}: {fault.kind}: {fault.message}" if fault else "unknown"
-        count = "all" if len(failed) == len(run.results) else f"{len(failed)} of"
-        again = f"; to run the lost ones again: {remedy}" if lost else ""
-        raise EngineError(f"{count} {len(run.results)} episodes failed, the first by {reason}{again}")
-    if lost:
-        write_error(f"turnwise: {len(lost)} episodes were lost by the engine or the infrastructure; again: {remedy}\n")
+def _retry(run: FolderRun) -> str:
+    return f"turnwise rollout --resume {run.out} --retry-failed"

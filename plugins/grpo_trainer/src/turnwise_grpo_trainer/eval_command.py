@@ -34,7 +34,8 @@ others read them. Ctrl-C or SIGTERM keeps what has finished; --resume DIR contin
 computes the results of a complete run again.
 pass@k is the unbiased estimator. The intervals are 95 % bootstrap intervals over tasks; below 20 tasks they are too
 narrow. Failed and unscored episodes are excluded; pass@k also excludes tasks with fewer than k scored episodes. Lines
-below the table count them.
+below the table count them. If the engine or the infrastructure lost most episodes, there is no table: --resume DIR
+--retry-failed runs the lost ones again.
 Exit codes: 0; 2 for a bad config or bad input; 130 if interrupted; 1 if it failed.
 """
 
@@ -63,9 +64,9 @@ class EvalCommand:
     def run(self, arguments: argparse.Namespace) -> int:
 
         from turnwise import configure_logging
-        from turnwise_grpo_trainer.episode_metrics import check_not_all_failed
         from turnwise_grpo_trainer.evaluation import evaluate_episodes, exclusion_notes, results_table
         from turnwise_result_files.folder_lock import writing_to
+        from turnwise_result_files.resumption import refuse_failures
 
         ks = _parse_ks(arguments.k)
         setup = _read_setup(arguments)
@@ -79,7 +80,7 @@ class EvalCommand:
             with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
                 write_error(f"turnwise: interrupted; to run the rest: turnwise eval --resume {folder}\n")
             return INTERRUPTED
-        check_not_all_failed(episodes)
+        refuse_failures(episodes, "" if folder is None else f"turnwise eval --resume {folder} --retry-failed")
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
         console = Console()
         console.print(results_table(report))

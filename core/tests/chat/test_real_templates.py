@@ -5,27 +5,17 @@ Every chat template that the installed `trl` ships, and the real vocabularies of
 """
 
 import copy
-import importlib.util
 import json
 import re
 from functools import cache
-from pathlib import Path
 
 import jinja2
 import pytest
+from real_templates import TEMPLATES, VOCABULARIES, chat_of, tokenizer_of
 
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
 from turnwise_testing.tokenizers import CHATML, byte_tokenizer
-
-
-def package_folder(package: str, folder: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent / folder if spec and spec.origin else Path("missing")
-
-
-TEMPLATES = package_folder("trl", "chat_templates")
-VOCABULARIES = package_folder("mistral_common", "data")
 
 ALTERNATE = "Conversation roles must alternate"
 LEAVES_OUT_TOOL = "it leaves out the content of a tool message"
@@ -89,10 +79,6 @@ VERDICTS = {
     """,
 }
 EXPECTED = {name: verdict for verdict, names in VERDICTS.items() for name in names.split()}
-# Qwen's tool tags and the like are left out on purpose: real tokenizers do not have them as special tokens either.
-SPECIAL = re.compile(
-    r'<\|"\|>|<\|[A-Za-z_]+\|?>|<[a-z_]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|\[/?INST\]|</s>'
-)
 USER = {"role": "user", "content": "What is 6 * 7?"}
 TOOL = {
     "type": "function",
@@ -112,15 +98,6 @@ RESULTS = [
 ]
 NEXT = {"role": "user", "content": "And 6 * 8, <b>please</b>?"}
 KINDS = {"user": [NEXT], "tool": RESULTS[:1], "two tools": RESULTS, "tool and user": [RESULTS[0], NEXT]}
-
-
-def tokenizer_of(source: str):
-    return byte_tokenizer(source, sorted(set(SPECIAL.findall(source))), bos_token="<bos>", eos_token="<eos>")
-
-
-@cache
-def chat_of(name: str) -> ChatTemplate:
-    return ChatTemplate(tokenizer_of((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")), name=name)
 
 
 def turn_before(new: list[dict], *, opens_reasoning: bool) -> dict:

@@ -184,17 +184,22 @@ def _part_text(part: object) -> str:
     raise TemplateError(f"the content of a message may hold parts of type 'text' only, not {kind!r}")
 
 
-def plain_message(message: Message, *, none_as_text: bool = False, arguments_as_text: bool = False) -> Plain:
+def plain_message(
+    message: Message, *, none_as_text: bool = False, arguments_as_text: bool = False, developer_as_system: bool = False
+) -> Plain:
     """
-    Return a message as templates expect it: content as one string, no keys that hold None.
+    Return a message as templates expect it: content as one string, no keys that hold None or no calls.
 
     Args:
         message: in the OpenAI form.
         none_as_text: beside tool calls, content that is None becomes empty as it does elsewhere.
         arguments_as_text: the arguments of a call are JSON; else they are the object that most templates expect.
+        developer_as_system: the role `developer` becomes `system`, its older name.
     """
-    plain = {key: value for key, value in message.items() if value is not None}
+    plain = {key: value for key, value in message.items() if value is not None and (key != "tool_calls" or value)}
     plain["content"] = content_text(message)
+    if developer_as_system and plain.get("role") == "developer":
+        plain["role"] = "system"
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call, arguments_as_text) for call in calls]
         if message.get("content") is None and not none_as_text:
@@ -207,6 +212,8 @@ def _plain_call(call: JsonObject, arguments_as_text: bool) -> JsonDict:
     if not isinstance(function, Mapping):
         return dict(call)
     arguments = function.get("arguments")
+    if arguments is None or arguments == "":  # some clients write these for a call without arguments
+        arguments = {}
     if arguments_as_text and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif not arguments_as_text and isinstance(arguments, str):
@@ -220,6 +227,16 @@ def _object_or_text(text: str) -> object:
     except ValueError:
         return text
     return value if isinstance(value, dict) else text
+
+
+def find_unreadable_arguments(messages: Sequence[Message]) -> str:
+    """Return the place of the first call whose arguments are no JSON object, and "" if there is none."""
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            function = _plain_call(call, arguments_as_text=False).get("function")
+            if isinstance(function, Mapping) and not isinstance(function.get("arguments"), Mapping):
+                return f"messages[{index}].tool_calls[{number}]"
+    return ""
 
 
 class HeadCache:

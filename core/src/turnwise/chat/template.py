@@ -14,7 +14,7 @@ each kind of message (see `turnwise.chat.delta`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from turnwise.chat.render import (
     HuggingFaceTokenizer,
     Renderer,
     content_text,
+    find_unreadable_arguments,
     plain_message,
 )
+from turnwise.chat.shown import ShownMessages
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.options import SpecialTokenPolicy
 from turnwise.protocols import ModelSpec
@@ -46,6 +48,14 @@ _CALL_FORMS: tuple[dict[str, bool], ...] = (
     {"none_as_text": True, "arguments_as_text": True},
 )
 """How templates want tool calls of earlier turns, the most common form first; DeepSeek's is the last."""
+
+
+def _forms_of(messages: Sequence[Message]) -> Iterator[dict[str, bool]]:
+    """Yield the forms of a conversation; a template that does not know the role `developer` knows `system`."""
+    forms = _CALL_FORMS if any(message.get("tool_calls") for message in messages) else ({},)
+    yield from forms
+    if any(message.get("role") == "developer" for message in messages):
+        yield from ({**form, "developer_as_system": True} for form in forms)
 
 
 class ChatTemplate:
@@ -79,6 +89,7 @@ class ChatTemplate:
         self._renderer = Renderer(tokenizer, template_options or {}, name)
         self._prover = DeltaProver(self._renderer, self._tokenizer)
         self._heads = HeadCache(self._tokenizer)
+        self._shown = ShownMessages(self._renderer)
         self._deltas: dict[tuple[str, ...], DeltaTemplate | str] = {}
         self._renderer.render(BASE)
         self._renderer.check_options()
@@ -117,7 +128,8 @@ class ChatTemplate:
         Return (P,) ids of a conversation.
 
         Raises:
-            TemplateError: the template refuses the conversation, or a content is not text.
+            TemplateError: the template refuses the conversation or does not show a part of it, or a content is not
+                text. The text names the message.
             DataError: a message spells a special token and the policy is `refuse`.
         """
         if not messages:
@@ -147,13 +159,24 @@ class ChatTemplate:
         return self._tokenizer.decode(token_ids[:end])
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        *forms, last_form = _CALL_FORMS if any(message.get("tool_calls") for message in messages) else ({},)
-        for form in forms:
+        """Return the text of a conversation in the first form in which the template shows all of it."""
+        error, hides = TemplateError("no form was tried"), ""
+        for form in _forms_of(messages):
+            plain = self._plain(messages, **form)
             try:
-                return self._renderer.render(self._plain(messages, **form), tools)
-            except TemplateError:
+                text = self._renderer.render(plain, tools)
+            except TemplateError as refusal:
+                error = refusal
                 continue
-        return self._renderer.render(self._plain(messages, **last_form), tools)
+            found = self._shown.find_hidden(plain, tools, text)
+            if not found:
+                return text
+            hides = hides or found
+        if hides:
+            raise TemplateError(f"{self._renderer.name} does not fit the prompt: {hides}")
+        if place := find_unreadable_arguments(messages):
+            raise TemplateError(f"{place}: the arguments are no JSON object, and {error}") from error
+        raise error
 
     def _plain(self, messages: Sequence[Message], **form: bool) -> list[Plain]:
         # After `plain_message`, which reads arguments out of JSON that may have escaped a special token.

@@ -8,6 +8,7 @@ back is a candidate. Some templates show no calls; their instructions or special
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -124,11 +125,11 @@ def _rendered_calls(chat: Chat, prompt: str) -> list[str]:
 
 
 def _render(chat: Chat, messages: list[Message]) -> str:
-    """Return the text of a conversation; nothing when the template refuses it."""
-    try:
-        return chat.tokenizer.decode(chat.prompt(messages, [_TOOL]))
-    except TemplateError:
-        return ""
+    """Return the text of a conversation, without tools if the template shows none; nothing when it refuses that too."""
+    for tools in ([_TOOL], []):
+        with suppress(TemplateError):
+            return chat.tokenizer.decode(chat.prompt(messages, tools))
+    return ""
 
 
 def _reads(grammar: type[Grammar], chat: Chat, text: str) -> bool:

@@ -308,12 +308,12 @@ class TestTruncation:
             assert (head + tail, mark) == (text[: len(head)] + text[len(text) - len(tail) :], MARK)
 
     def test_sides_match_verl(self):
-        """`left` keeps the beginning, `right` the end, `middle` both ends."""
+        """`left` removes the beginning, `right` the end, `middle` all but both ends."""
         text = "0123456789" * 10
-        assert truncate(text, 25, "left") == "01234567...(truncated)..."
-        assert truncate(text, 25, "right") == "...(truncated)...23456789"
+        assert truncate(text, 25, "right") == "01234567...(truncated)..."
+        assert truncate(text, 25, "left") == "...(truncated)...23456789"
         assert truncate(text, 25, "middle") == "0123...(truncated)...6789"
-        assert truncate(text, 3, "right") == "789"
+        assert truncate(text, 3, "left") == "789"
 
     def test_the_model_reads_the_truncated_response(self):
         """Errors are truncated too."""
@@ -423,6 +423,25 @@ MOVING_TOOLS = """\
 def resources_with(template, **changes):
     chat = ChatTemplate(byte_tokenizer(template, bos_token="<s>", eos_token="</s>"))
     return evolve(probe_resources(), chat=chat, **changes)
+
+
+NO_TOOLS = """\
+{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_a_template_that_shows_no_tools():
+    """The run is refused, unless the prompts of its tasks describe the tools; without tools it starts."""
+    with pytest.raises(ConfigError, match=r"tools are not shown; name a template in model\.chat_template, or"):
+        make_tool_agent(ToolAgentConfig(), resources_with(NO_TOOLS))
+    make_tool_agent(ToolAgentConfig(), resources_with(NO_TOOLS, tools={}, parser=None))
+
+    resources = resources_with(NO_TOOLS)
+    agent = make_tool_agent(ToolAgentConfig(tools_in_prompt=True), resources)
+    done = asyncio.run(AgentProbe(make_agent=lambda: agent, resources=resources, turns=("It is 5.",)).run(make_task()))
+    assert done.result.status is Status.COMPLETED, done.result.fault
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,21 @@ class ToolAgent:
         self._chat = resources.chat
         self._parser = resources.parser
         self._schemas = resources.tool_schemas
+        self._shown = () if config.tools_in_prompt else self._schemas
         self._has_user = resources.interaction is not None
+        self._check_tools()
         if config.max_assistant_turns != 1:
             self._check_template()
+
+    def _check_tools(self) -> None:
+        """Raise `ConfigError` if the template shows no tools: the model would never call one."""
+        if not self._shown:
+            return
+        try:
+            self._chat.prompt([{"role": "user", "content": "?"}], self._shown)
+        except TemplateError as error:
+            remedy = "name a template in model.chat_template, or set tools_in_prompt if the prompts describe the tools"
+            raise ConfigError(f"agent 'tool_agent': {error}; {remedy}") from error
 
     def _check_template(self) -> None:
         """Raise `ConfigError` for messages that the template cannot append, before every episode fails by them."""
@@ -86,7 +98,7 @@ class ToolAgent:
         if system_prompt and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
         episode.memory.update(assistant_turns=0, user_turns=0, tool_rewards=[], turn_rewards=[], calls=[])
-        episode.begin(self._chat.prompt(messages, self._schemas))
+        episode.begin(self._chat.prompt(messages, self._shown))
         return State.GENERATING
 
     async def _generate(self, episode: Episode) -> State:

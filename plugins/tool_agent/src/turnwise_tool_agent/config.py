@@ -20,8 +20,9 @@ class ToolAgentConfig:
         max_user_turns: most turns that reply to the model, from tools or from the simulated user; null sets no limit.
         max_parallel_calls: calls of one turn that run, concurrently; each further call returns an error.
         max_tool_response_length: most characters of a tool's response, truncation mark included.
-        tool_response_truncate_side: part that truncation keeps: `left` the beginning, `right` the end, `middle` both
-            ends (as in verl).
+        tool_response_truncate_side: part that truncation removes: `left` the beginning, `right` the end, `middle` all
+            but both ends (as in verl since 0.9; before, `left` kept the beginning there too).
+        tools_in_prompt: the prompts of the tasks describe the tools, so the chat template need not show them.
     """
 
     system_prompt: str = ""
@@ -32,3 +33,4 @@ class ToolAgentConfig:
     tool_response_truncate_side: Literal["left", "right", "middle"] = field(
         default="middle", validator=validators.in_(("left", "right", "middle"))
     )
+    tools_in_prompt: bool = False

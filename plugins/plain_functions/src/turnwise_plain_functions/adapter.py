@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -14,6 +14,16 @@ from turnwise.errors import ConfigError
 from turnwise.types import JsonObject, ToolSchema
 from turnwise_plain_functions.function_tool import FunctionTool, RunIn, placed, tool
 from turnwise_plain_functions.parts import MAKERS, FunctionReward, refuse_generator
+from turnwise_plain_functions.peer_rewards import adapt_peer_reward, is_peer_reward
+
+_GIVEN: Final[Mapping[str, str]] = {
+    "agents": "the episode",
+    "group_rewards": "the ended episodes of a task",
+    "interactions": "the conversation",
+    "postprocessors": "the batch",
+    "rewards": "the episode",
+}
+"""By kind: what a function gets."""
 
 
 @frozen(kw_only=True)
@@ -48,7 +58,9 @@ class FunctionAdapter:
         if kind not in MAKERS or not callable(value):
             return None
         refuse_generator(value, "the function")
-        return MAKERS[kind](_with_options(value, options, self.resources))
+        if kind == "rewards" and is_peer_reward(value):
+            return MAKERS[kind](adapt_peer_reward(_with_options(value, options), self.resources.chat))
+        return MAKERS[kind](_with_options(value, options, self.resources, _GIVEN[kind]))
 
 
 def _adapt_tool(value: Callable[..., object] | FunctionTool, options: JsonObject) -> FunctionTool:
@@ -65,17 +77,32 @@ def _adapt_group_reward(value: Callable[..., object], options: JsonObject, resou
 
     own = {name: each for name, each in options.items() if name not in OPTIONS}
     return group_reward(
-        _with_options(value, own, resources), {name: each for name, each in options.items() if name in OPTIONS}
+        _with_options(value, own, resources, _GIVEN["group_rewards"]),
+        {name: each for name, each in options.items() if name in OPTIONS},
     )
 
 
-def _with_options(func: Callable[..., Any], options: JsonObject, resources: Resources) -> Callable[..., Any]:
-    """Return a function with the options as keyword arguments, and the resources if it has such a parameter."""
+def _with_options(
+    func: Callable[..., Any], options: JsonObject, resources: Resources | None = None, given: str = ""
+) -> Callable[..., Any]:
+    """
+    Return a function with the options as keyword arguments.
+
+    Args:
+        func: the function.
+        options: of the config.
+        resources: passed as well, if the function has such a parameter.
+        given: the only positional argument, for the error; empty if all arguments go by name.
+    """
     signature = inspect.signature(func)
-    given: Mapping[str, Any] = {"resources": resources} if "resources" in signature.parameters else {}
-    keywords = {**given, **options}
+    passed: Mapping[str, Any] = {"resources": resources} if "resources" in signature.parameters else {}
+    keywords = {**passed, **options}
     try:
-        signature.bind(object(), **keywords)
+        if given:
+            signature.bind(object(), **keywords)
+        else:
+            signature.bind_partial(**keywords)
     except TypeError as error:
-        raise ConfigError(f"the options do not fit {signature}: {error}") from error
+        hint = f"; the function gets {given} as its only positional argument" if given else ""
+        raise ConfigError(f"the options do not fit {signature}: {error}{hint}") from error
     return update_wrapper(partial(func, **keywords), func) if keywords else func

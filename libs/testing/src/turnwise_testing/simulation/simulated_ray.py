@@ -12,7 +12,7 @@ import pickle
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
@@ -161,6 +161,7 @@ class SimulatedRay:
     nodes: tuple[str, ...] = ("a", "b", "c")
     draining: dict[str, int] = field(factory=dict, init=False)
     actors: list[SimulatedActor] = field(factory=list, init=False)
+    _loop: asyncio.AbstractEventLoop = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.network.owner = _RUNNING.get
@@ -172,6 +173,7 @@ class SimulatedRay:
     def prepare(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let a loop use the network, and note which actor starts each task."""
         self.network.install(loop)
+        self._loop = loop
         make_task: Any = loop.get_task_factory()
 
         def make_owned_task(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
@@ -225,12 +227,14 @@ class SimulatedRay:
         node = staying[len(self.actors) % len(staying)]
         actor = SimulatedActor(self, kind, str(options["name"]), node)
         self.actors.append(actor)
-        # The task belongs to the actor from the first step on, so that the actor's death ends it.
-        token = _RUNNING.set(actor)
-        try:
-            asyncio.get_running_loop().create_task(actor.live(arguments))
-        finally:
-            _RUNNING.reset(token)
+
+        def begin() -> None:
+            # The task belongs to the actor from the first step on, so that the actor's death ends it.
+            _RUNNING.set(actor)
+            self._loop.create_task(actor.live(arguments))
+
+        # The driver starts actors in threads; a context of its own, which no other callback sees.
+        self._loop.call_soon_threadsafe(begin, context=copy_context())
         return _Handle(actor)
 
 

@@ -184,6 +184,7 @@ PORTS: dict[str, tuple[Callable[[Sequence[Request], Path], Any], dict[str, Any]]
 }
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # it would hide the failure
 @pytest.mark.parametrize("name", PORTS)
 def test_no_body_is_an_error_of_the_server(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever a client sends, the answer is no 5xx, and nothing is logged as an error."""

@@ -118,9 +118,11 @@ class TestRewards:
         """A reward may return trajectory, turn or token scores, or a number."""
         assert run(reward=ConstantReward(value)).reward == total
 
-    @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.array([0.5])[0], Fraction(1, 2)])
+    @pytest.mark.parametrize(
+        "value", [np.float32(0.5), np.float64(0.5), np.array([0.5])[0], Fraction(1, 2), np.array(0.5)]
+    )
     def test_any_real_number_is_a_reward(self, value):
-        """Numbers of numpy are rewards as those of Python are."""
+        """Numbers of numpy are rewards as those of Python are, also in an array without dimensions."""
         assert 0.5 == run(reward=ConstantReward(value)).reward
 
     def test_async_reward(self):
@@ -137,7 +139,7 @@ class TestRewards:
         ("value", "text"),
         [
             (ValueError("no truth"), "no truth"),
-            ("high", "expected a TrajectoryScore"),
+            ("high", "is neither a number nor a TrajectoryScore"),
             (float("nan"), "not finite"),
             (TurnScore(values=(1.0,)), "1 turn scores for 2 turns"),
             (TokenScore(values=(1.0,)), "1 token scores for 8"),

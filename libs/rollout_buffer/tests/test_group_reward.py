@@ -200,7 +200,6 @@ CASES = {
     "no list": (lambda _e: 1.0, "reward", "TypeError", "score_group returned float, expected a list"),
     "text": (lambda e: "1" * len(e), "reward", "TypeError", "score_group returned str, expected a list"),
     "a text": (lambda e: ["1"] * len(e), "reward", "TypeError", "score_group returned '1' for episode odd/"),
-    "a bool": (lambda e: [True] * len(e), "reward", "TypeError", "score_group returned True for episode odd/"),
     "none": (lambda e: [None] * len(e), "reward", "TypeError", "score_group returned None for episode odd/"),
     "nan": (lambda e: [float("nan")] * len(e), "reward", "ValueError", "which is not finite"),
     "another shape": (lambda e: [TurnScore(values=(1.0,) * 9)] * len(e), "reward", "TrajectoryError", "9 turn scores"),

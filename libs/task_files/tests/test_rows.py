@@ -100,6 +100,28 @@ class TestRows:
         ) == ("tool_agent", "openai/gsm8k", "4", 7)
         assert {name: VERL_ROW[name] for name in ("ability", "reward_model", "extra_info")} == task.extra
 
+    def test_the_truth_of_a_row_of_skyrl(self, tmp_path):
+        """It lies in `reward_spec`, which verl calls `reward_model`."""
+        row = {
+            "prompt": [{"role": "user", "content": "2 + 2?"}],
+            "reward_spec": {"method": "rule", "ground_truth": "4"},
+        }
+        (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", row))
+        assert ("4", row["reward_spec"]) == (task.ground_truth, task.extra["reward_spec"])
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "4"},
+        ],
+    )
+    def test_the_older_form_of_calls_is_refused(self, tmp_path, message):
+        """The line names the form that replaced it."""
+        row = {"prompt": [{"role": "user", "content": "2 + 2?"}, message]}
+        with pytest.raises(DataError, match="use tool_calls and the role tool"):
+            read_tasks(write_jsonl(tmp_path / "t.jsonl", row))
+
     def test_reward_model_may_be_json_text(self, tmp_path):
         """`reward_model` and `extra_info` may be structs written as text."""
         row = VERL_ROW | {name: json.dumps(VERL_ROW[name]) for name in ("reward_model", "extra_info")}

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
-from numbers import Real
 from typing import TypeVar
 
 import numpy as np
@@ -46,9 +45,7 @@ from turnwise.types import (
     Score,
     State,
     Status,
-    TokenScore,
-    TrajectoryScore,
-    TurnScore,
+    as_score,
 )
 
 _SCORED = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
@@ -276,16 +273,12 @@ async def call_reward(score: Callable[[T], object], argument: T) -> object:
 
 async def _request_scores(episode: LiveEpisode, reward: Reward) -> tuple[Score, ...]:
     answer = await call_reward(reward.score, episode)
-    scores = tuple(answer) if isinstance(answer, list | tuple) else (answer,)
-    scores = tuple(TrajectoryScore(value=float(s)) if isinstance(s, Real) else s for s in scores)
+    scores = tuple(map(as_score, answer if isinstance(answer, list | tuple) else (answer,)))
     _check_scores(scores, episode.trajectories)
     return scores
 
 
 def _check_scores(scores: tuple[Score, ...], trajectories: list[Trajectory]) -> None:
-    wrong = [s for s in scores if not isinstance(s, TrajectoryScore | TurnScore | TokenScore)]
-    if wrong:
-        raise TypeError(f"score returned {wrong[0]!r}, expected a TrajectoryScore, TurnScore or TokenScore")
     if not scores:  # the reward leaves the episode unscored
         return
     if len(scores) != len(trajectories):

@@ -85,7 +85,8 @@ def apply_prompt_policy(prompt_ids: TokenArray, task: Task, limits: Limits) -> T
         return prompt_ids[:limit]
     raise PromptTooLongError(
         f"prompt of task {task.uid!r} (row {task.sample_index}) has {len(prompt_ids)} tokens, "
-        f"more than prompt_length={limit}; raise it or set data.prompt_policy to drop or truncate",
+        f"more than prompt_length={limit}; raise it, or set data.prompt_policy to drop, truncate_left or "
+        "truncate_right",
         num_tokens=len(prompt_ids),
         max_tokens=limit,
     )

@@ -53,7 +53,7 @@ class EpisodeResult:
     global_step: int = 0
     validation: bool = False
     agent_name: str = ""
-    status: Status
+    status: Status = field(converter=Status)
     fault: Fault | None = None
     trajectories: tuple[Trajectory, ...] = ()
     scores: tuple[Score, ...] = ()

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import structlog
+import torch
 from structlog.testing import capture_logs
 
 from turnwise.record.result import EpisodeResult
 from turnwise.runtime.ray.reward_actor import RewardActor
 from turnwise.runtime.remote.result_wire import pack_episodes
-from turnwise.types import Status, Task
+from turnwise.types import Status, Task, TrajectoryScore
 
 
 class Logged:
@@ -64,21 +65,23 @@ def ask_rewards(reward, episodes):
     return asyncio.run(replies())
 
 
-@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(1), True, 1, 0.5])
+@pytest.mark.parametrize(
+    "number", [np.float32(0.5), np.float64(0.5), np.int64(1), True, 1, 0.5, np.array(0.5), torch.tensor(0.5)]
+)
 def test_every_real_number_is_a_score(number):
-    """Numbers of NumPy are what most rewards compute."""
-    assert [(reply.failure, reply.scores) for reply in ask(number)] == [(None, number)] * 2
+    """Rewards compute with NumPy and torch; an array without dimensions is a number."""
+    assert [(reply.failure, reply.scores) for reply in ask(number)] == [(None, TrajectoryScore(value=number))] * 2
 
 
 def test_an_array_has_a_score_for_each_episode():
     """A group reward may return an array, as it may without reward workers."""
     _single, group = ask(np.asarray([0.5, 1.5], np.float32))
     assert group.failure is None
-    assert group.scores.tolist() == [0.5, 1.5]
+    assert [score.value for score in group.scores] == [0.5, 1.5]
 
 
 @pytest.mark.parametrize("answer", ["0.5", None, [None], 1j])
 def test_anything_else_is_refused(answer):
     """The text names the value."""
     for reply in ask(answer):
-        assert "expected a TrajectoryScore" in reply.failure.text
+        assert "is neither a number nor a TrajectoryScore" in reply.failure.text

@@ -15,18 +15,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from numbers import Real
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 from attrs import define, evolve, field, frozen, validators
 
-from turnwise import EpisodeResult, Score, Status, TokenScore, TrajectoryScore, TurnScore
+from turnwise import EpisodeResult, Score, Status, TrajectoryScore
 from turnwise.errors import BoundaryError, Owner
 from turnwise.protocols import GroupCall
 from turnwise.record.result import token_scores, total_score
-from turnwise.types import Fault
+from turnwise.types import Fault, as_score
 from turnwise_rollout_buffer.groups import GroupKey, group_key
 
 _SCORED: Final = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
@@ -158,9 +157,11 @@ def scores_of(episodes: Sequence[EpisodeResult], answer: object) -> list[tuple[S
 
 
 def _scores_of_one(episode: EpisodeResult, score: object) -> tuple[Score, ...]:
-    own = TrajectoryScore(value=float(score)) if isinstance(score, Real) and not isinstance(score, bool) else score
-    if not isinstance(own, TrajectoryScore | TurnScore | TokenScore):
-        raise TypeError(f"score_group returned {score!r} for episode {episode.uid}, expected a number or a score")
+    try:
+        own = as_score(score)
+    except TypeError as error:
+        text = f"score_group returned {score!r} for episode {episode.uid}, expected a number or a score"
+        raise TypeError(text) from error
     numbers = range(len(episode.trajectories))
     last = max((number for number in numbers if episode.trained[number]), default=numbers[-1])
     values = token_scores(own, episode.trajectories[last])

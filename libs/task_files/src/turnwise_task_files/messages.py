@@ -37,6 +37,10 @@ def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict):
         raise DataError(f"{where}: expected {{role, content}}, got {kind_of(message)}")
     role, content = message.get("role"), message.get("content")
+    if message.get("function_call") is not None or role == "function":
+        raise DataError(
+            f"{where}: function_call and the role function are an older form; use tool_calls and the role tool"
+        )
     if role not in ROLES:
         raise DataError(f"{where}.role: {role!r:.60} is none of {', '.join(ROLES)}")
     # Parquet gives every message the keys of all: those without a value were never there.

@@ -103,8 +103,9 @@ def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str 
             values[name] = _object(values[name], f"{where}: {name}")
     index = _take_index(values, row_number, where)
     truth = values.pop("ground_truth", None)
-    if truth is None:
-        truth = (values.get("reward_model") or {}).get("ground_truth")
+    for name in ("reward_model", "reward_spec"):  # of verl and of SkyRL
+        if truth is None and isinstance(values.get(name), Mapping):
+            truth = values[name].get("ground_truth")
     return Task(
         messages=messages,
         uid=_own_uid(values.pop("uid", None), where) or _content_hash([messages, index]),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from numbers import Real
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-import numpy as np
 from structlog.contextvars import bound_contextvars
 
 from turnwise.errors import ConfigError, InfrastructureError, is_cancelled
@@ -22,7 +20,7 @@ from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
 from turnwise.runtime.remote.result_wire import ToDriver, unpack_episodes
 from turnwise.runtime.remote.reward_pool import RewardFailure, RewardReply
-from turnwise.types import TokenScore, TrajectoryScore, TurnScore
+from turnwise.types import as_score
 
 T = TypeVar("T")
 _FLUSH_S: Final = 0.5
@@ -77,8 +75,7 @@ class RewardActor(PoolClientActor):
         self._num_running += 1
         in_place = self._score_on_loop if inspect.iscoroutinefunction(score) else self._score_in_thread
         try:
-            scores = await in_place(partial(score, argument), reward_s)
-            _check_scores(scores)
+            scores = _as_scores(await in_place(partial(score, argument), reward_s))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_cancelled():
                 raise
@@ -138,8 +135,8 @@ def _timeout_error(score: partial[Any], reward_s: float) -> TimeoutError:
     return TimeoutError(f"reward {type(owner).__name__} took longer than {reward_s:g} s")
 
 
-def _check_scores(scores: object) -> None:
-    """Raise `TypeError` for a return value that is no score, and may not pickle."""
-    for score in scores if isinstance(scores, list | tuple | np.ndarray) else (scores,):
-        if not isinstance(score, Real | TrajectoryScore | TurnScore | TokenScore):
-            raise TypeError(f"score returned {score!r}, expected a TrajectoryScore, TurnScore or TokenScore")
+def _as_scores(answer: object) -> object:
+    """Return the scores of an answer, which pickle; `TypeError` for a value that is no score."""
+    if isinstance(answer, list | tuple) or getattr(answer, "shape", ()):
+        return [as_score(each) for each in cast("Iterable[object]", answer)]
+    return as_score(answer)

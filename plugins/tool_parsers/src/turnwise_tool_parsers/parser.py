@@ -91,6 +91,8 @@ class FormatParser:
     def settled(self, text: str) -> int:
         """Return how many characters of an unfinished turn begin its content, however the turn continues."""
         turn = self._turn(text)
+        if (known := self.grammar.settled(turn)) is not None:
+            return known
         at, starts = self._after_reasoning(text, 0) if self._starts_in_reasoning else 0, True
         while at >= 0:
             start = turn.skip_space(at)
@@ -117,7 +119,7 @@ class FormatParser:
     def _next_opening(self, turn: Turn, at: int, starts: bool) -> re.Match[str] | None:
         if starts and self.grammar.bare and (bare := self.grammar.bare.match(turn.text, turn.skip_space(at))):
             return bare
-        return turn.search(self._opening, at)
+        return self.grammar.find(turn, at, self._opening)
 
     def _after_reasoning(self, text: str, start: int) -> int:
         """Return the index after the reasoning that contains `start`; -1 if it does not end."""

@@ -56,6 +56,14 @@ class Grammar(ABC):
     argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
     bare: ClassVar[re.Pattern[str] | None] = None
 
+    def find(self, turn: Turn, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Return the next opening at or after `at`, which is outside calls; `pattern` finds those of most formats."""
+        return turn.search(pattern, at)
+
+    def settled(self, turn: Turn) -> int | None:
+        """Return how much of an unfinished turn is content, as `FormatParser.settled`; None: its openings tell."""
+        return None
+
     @abstractmethod
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         """Read the calls after an opening; None when a bare start is no call."""
@@ -72,6 +80,7 @@ class Turn:
         ends: regular expression of the tags that end a malformed call; its group `opens` is an opening.
         max_depth: deepest nesting of a call's values.
         types: of the arguments of the run's tools.
+        is_cut: the turn ended within the value that was read last.
     """
 
     text: str
@@ -79,6 +88,7 @@ class Turn:
     ends: re.Pattern[str]
     max_depth: int
     types: ArgumentTypes
+    is_cut: bool = False
     _spent: int = 0
     _part: tuple[int, int, str] = field(default=(0, 0, ""))
 
@@ -98,11 +108,13 @@ class Turn:
 
     def read_value(self, read: Callable[[str, int], tuple[Any, int]], start: int) -> tuple[Any, int]:
         """Read a value with a function of text and index, within the budget; `MalformedError` when there is none."""
+        self.is_cut = False
         if self._spent <= 2 * len(self.text):
             try:
                 return read(self.text, start)
-            except MalformedError:
+            except MalformedError as error:
                 self._spent += len(self.text) // 8
+                self.is_cut = _is_cut(error, self.text)
                 raise
         first, last, part = self._part
         if not first <= start < last:
@@ -207,6 +219,12 @@ def read_json_calls(turn: Turn, start: int) -> Found:
     except MalformedError as error:
         return turn.refuse_to_next_tag(str(error), start, start)
     return [call], stop
+
+
+def _is_cut(error: MalformedError, text: str) -> bool:
+    """Return whether JSON is malformed because its text ended."""
+    ended = error.position is not None and not text[error.position :].strip()
+    return ended or error.problem.startswith("Unterminated string")
 
 
 def _is_text(name: str) -> bool:

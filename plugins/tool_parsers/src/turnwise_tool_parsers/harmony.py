@@ -5,8 +5,8 @@ Splits a turn in the harmony format of gpt-oss into its messages, and its reason
     message = header "<|message|>" TEXT ["<|end|>" | "<|call|>" | "<|return|>"]
     header  = ["<|start|>" ROLE] ["<|channel|>" CHANNEL] [" to=" RECIPIENT] ["<|constrain|>" TYPE], in any order
 
-A prompt ends with `<|start|>assistant`, so a turn starts inside a header. All text up to `<|message|>` is the header, and
-nothing in a message is one: a model quotes headers in its reasoning.
+A prompt ends with `<|start|>assistant`, so a turn starts inside a header. All text up to `<|message|>` is the header,
+and nothing in a message is one: a model quotes headers in its reasoning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HarmonyMessage:
         first: index of its first character; text before the header is outside messages.
         start: index of its header; equal to `stop` if it has none.
         stop: index after its header.
-        tag: that ends the header: `<|message|>`, another one if the message lacks it, or nothing at the end of the turn.
+        tag: that ends the header: `<|message|>`, another one if that is missing, or nothing at the end of the turn.
         header: text of the header.
         body: index of its text.
         end: index after its text.

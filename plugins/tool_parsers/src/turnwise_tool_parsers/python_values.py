@@ -9,6 +9,7 @@ in strings, because Llama's own template writes them so.
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any, Final
 
 from turnwise_strict_json import MalformedError, read_float
@@ -23,7 +24,10 @@ _TOKEN: Final = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.DOTALL)
+_ESCAPE: Final = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|N\{([^}]*+)\}|(.))", re.DOTALL
+)
+_LEADING_ZEROS: Final = re.compile(r"[-+]?0\d*+")
 _CHARACTERS: Final = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v",
     "\\": "\\", "'": "'", '"': '"', "\n": "",
@@ -101,19 +105,25 @@ class _Reader:
             return _read_word(token["name"])
         if token["mark"] == "{":
             return self._read_dict(depth)
-        if token["mark"] in "[(":
-            return self._read_items("]" if token["mark"] == "[" else ")", depth)
+        if token["mark"] == "[":
+            return self._read_items("]", depth)[0]
+        if token["mark"] == "(":
+            items, has_comma = self._read_items(")", depth)
+            return items if has_comma or not items else items[0]
         raise MalformedError(f"it is not a Python call: expected a value, got {token['mark']!r}")
 
-    def _read_items(self, close: str, depth: int) -> list[Any]:
+    def _read_items(self, close: str, depth: int) -> tuple[list[Any], bool]:
+        """Return the values up to a bracket, and whether there is a comma: without one, round brackets only group."""
         items: list[Any] = []
+        has_comma = False
         while not self.skip(close):
             if items:
                 self.take("mark", f"',' or {close!r}", ",")
+                has_comma = True
                 if self.skip(close):
                     break
             items.append(self.read_value(depth + 1))
-        return items
+        return items, has_comma
 
     def _read_dict(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -148,10 +158,26 @@ def _unescape(escape: re.Match[str]) -> str:
             if code > 0x10FFFF:
                 raise MalformedError(f"{escape.group()} is no character")
             return chr(code)
-    return _CHARACTERS.get(escape[5], escape.group())
+    if escape[5] is not None:
+        return _find_character(escape[5], escape.group())
+    if escape[6] in "xuUN":
+        raise MalformedError(f"{escape.group()} starts no complete escape")
+    return _CHARACTERS.get(escape[6], escape.group())
+
+
+def _find_character(name: str, escape: str) -> str:
+    try:
+        found = unicodedata.lookup(name)
+    except KeyError:
+        found = ""
+    if len(found) != 1:  # some names are those of several characters, which Python does not allow in texts
+        raise MalformedError(f"{escape} is no character")
+    return found
 
 
 def _read_number(token: str) -> int | float:
+    if _LEADING_ZEROS.fullmatch(token) and token.strip("-+0"):
+        raise MalformedError(f"{token} is no number: write texts in quotes")
     try:
         return read_float(token) if set(token) & set(".eE") else int(token)
     except MalformedError:

@@ -17,7 +17,8 @@ PIECES = [
     "True", "None", '"a"', "'b'", '"""c"""', "'''d\n'''", '""', '"k": ',
 ]  # fmt: skip
 ESCAPES = [
-    "\\N{BULLET}", "\\N{bullet}", "\\N{LATIN SMALL LETTER A}", "\\N{ALERT}", "\\N{NO SUCH NAME}", "\\N", "\\N{", "\\N{}",
+    "\\N{BULLET}", "\\N{bullet}", "\\N{LATIN SMALL LETTER A}", "\\N{ALERT}", "\\N{NO SUCH NAME}", "\\N", "\\N{",
+    "\\N{}",
     "\\N{KEYCAP NUMBER SIGN}", "{BULLET}", "\\x41", "\\x4", "\\x", "\\u0041", "\\u004", "\\U0001F30D", "\\U0001F30",
     "\\101", "\\0", "\\8", "\\777", "\\n", "\\t", "\\\\", "\\'", '\\"', "\\d", "\\\n", "\\ ", "a", "é", "🌍", "}",
 ]  # fmt: skip

@@ -30,6 +30,10 @@ _KINDS: Final = {
     type(None): "null",
 }
 _SPACE: Final = re.compile(r"\s*")
+_NEXT_JSON: Final = re.compile(
+    r'\s*+(?:[,;]\s*+(?=\{|\[\s*+\{)|(?=\[?\s*+\{\s*+"(?:name|arguments|parameters|type|id|function)"))'
+)
+"""Before more calls: a separator, or an object with a key of a call."""
 Found = tuple[list[ToolCall], int]
 """Calls in order, and the index at which the search for the next one continues."""
 
@@ -211,7 +215,20 @@ def read_list(turn: Turn, start: int, read_item: Callable[[int], tuple[ToolCall,
 
 
 def read_json_calls(turn: Turn, start: int) -> Found:
-    """Read one JSON object, or objects in square brackets, from `start`."""
+    """Read JSON objects, or objects in square brackets, from `start`; models join several with commas and the like."""
+    calls: list[ToolCall] = []
+    at = start
+    while True:
+        found, stop = _read_json_part(turn, at)
+        calls.extend(found)
+        # A part that no bracket ends is broken, and its error already covers the text up to a tag.
+        joined = turn.text.startswith(("}", "]"), stop - 1) and _NEXT_JSON.match(turn.text, stop)
+        if not joined:
+            return calls, stop
+        at = joined.end()
+
+
+def _read_json_part(turn: Turn, start: int) -> Found:
     if (inside := turn.skip("[", start)) >= 0:
         return read_list(turn, inside, turn.read_call)
     try:

@@ -27,11 +27,19 @@ def python(*calls):
 
 
 STARTS = [
-    ("llama3_json", ""), ("llama3_json", "\n  "), ("llama3_json", "<|python_tag|>"),
-    ("llama3_json", "Hm.<|python_tag|>"), ("llama3_json", "<think>Hm.</think>\n"), ("mistral", "[TOOL_CALLS]"), ("mistral", "[TOOL_CALLS] "),
-    ("granite", "<|tool_call|>"), ("granite", "<function_call> "), ("granite", "<tool_call>\n"),
-    ("phi4", "<|tool_call|>"), ("phi4", "functools "),
-]  # fmt: skip
+    ("llama3_json", ""),
+    ("llama3_json", "\n  "),
+    ("llama3_json", "<|python_tag|>"),
+    ("llama3_json", "Hm.<|python_tag|>"),
+    ("llama3_json", "<think>Hm.</think>\n"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", "[TOOL_CALLS] "),
+    ("granite", "<|tool_call|>"),
+    ("granite", "<function_call> "),
+    ("granite", "<tool_call>\n"),
+    ("phi4", "<|tool_call|>"),
+    ("phi4", "functools "),
+]
 
 
 @pytest.fixture(scope="module", params=STARTS, ids=[f"{name}-{start!r}" for name, start in STARTS])

@@ -27,6 +27,8 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|N\{([^}]*+)\}|(.))", re.DOTALL
 )
+_CUT: Final = re.compile(r"\s*+(?:\Z|[\"'])")
+"""Before the end, or before the quotes of a text that does not end."""
 _LEADING_ZEROS: Final = re.compile(r"[-+]?0\d*+")
 _CHARACTERS: Final = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v",
@@ -86,14 +88,20 @@ class _Reader:
     def take(self, kind: str, expected: str, mark: str = "") -> str:
         token = self.peek()
         if token is None or token.lastgroup != kind or (mark and token[kind] != mark):
-            raise MalformedError(f"it is not a Python call: expected {expected} at character {self.at - self.start}")
+            raise self.expected(expected)
         self.at = token.end()
         return token[kind]
+
+    def expected(self, what: str) -> MalformedError:
+        """Return the error that something else comes next; its position is the end of the text if this cuts a token."""
+        text = f"it is not a Python call: expected {what} at character {self.at - self.start}"
+        is_cut = _CUT.match(self.text, self.at) is not None and self.peek() is None
+        return MalformedError(text, position=len(self.text) if is_cut else self.at)
 
     def read_value(self, depth: int) -> Any:
         token = self.peek()
         if token is None:
-            raise MalformedError(f"it is not a Python call: expected a value at character {self.at - self.start}")
+            raise self.expected("a value")
         if depth > _MAX_DEPTH:
             raise MalformedError("its values are nested too deeply")
         self.at = token.end()

@@ -173,8 +173,12 @@ class Turn:
         return ToolCall(name=shown, error=error, raw=raw)
 
     def refuse_to_next_tag(self, why: str, start: int, search_from: int, name: str = "") -> Found:
-        """Return a malformed call from `start` to the next tag or the end of the turn, so that it hides no other."""
-        tag = self.search(self.ends, search_from)
+        """
+        Return a malformed call from `start` to the next tag or the end of the turn, so that it hides no other.
+
+        Tags in a value that the end of the turn cuts may be quoted, so the call then ends with the turn.
+        """
+        tag = None if self.is_cut else self.search(self.ends, search_from)
         raw = self.text[start : tag.start() if tag else None]
         if self.grammar.must_close and (tag is None or tag["opens"] is not None):
             why = "its closing tag is missing"
@@ -239,7 +243,7 @@ def _read_json_part(turn: Turn, start: int) -> Found:
 
 
 def _is_cut(error: MalformedError, text: str) -> bool:
-    """Return whether JSON is malformed because its text ended."""
+    """Return whether a value is malformed because its text ended."""
     ended = error.position is not None and not text[error.position :].strip()
     return ended or error.problem.startswith("Unterminated string")
 

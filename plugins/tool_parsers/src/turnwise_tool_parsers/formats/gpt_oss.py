@@ -52,8 +52,6 @@ class GptOss(Grammar):
         try:
             arguments, stop = turn.read_value(read_json, body)
         except MalformedError as error:
-            if turn.is_cut:  # its last text may quote calls, which must not run
-                return [turn.refuse(str(error), turn.text[start:], name)], len(turn.text)
             return turn.refuse_to_next_tag(mistake or str(error), start, body, name)
         after = max(turn.skip(tag, stop) for tag in ENDS)
         if after < 0 and turn.skip_space(stop) < len(turn.text) and turn.skip(START, stop) < 0:

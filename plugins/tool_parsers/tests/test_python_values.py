@@ -25,9 +25,10 @@ ESCAPES = [
 
 
 def read(source):
-    """Return the value of an argument."""
+    """Return the value of an argument; a bracket too many ends the call before its end."""
     (_name, arguments), stop = read_python_call(f"f(a={source})", 0)
-    assert len(f"f(a={source})") == stop
+    if len(f"f(a={source})") != stop:
+        raise MalformedError("the call ends before its end")
     return arguments["a"]
 
 
@@ -119,8 +120,8 @@ def test_text_that_python_refuses(source, why):
 @example("[(1),]")
 @example("('a' 'b')")
 def test_brackets_are_read_as_python_reads_them(source):
-    """Or refused."""
-    assert_same(source)
+    """Or refused; a list around them makes each comma one of the value."""
+    assert_same(f"[{source}]")
 
 
 @given(st.lists(st.sampled_from(ESCAPES), max_size=8).map("".join), st.sampled_from(['"', "'", '"""', "'''"]))

@@ -126,9 +126,9 @@ class TestMalformedCalls:
 
         assert good == [(call.name, call.arguments) for call in calls if not call.error][-2:]
 
-    def test_tokens_that_cannot_be_decoded(self, parser_for):
+    def test_tokens_that_cannot_be_decoded(self, parser_for, chat):
         """The answer is a malformed call."""
-        broken = SimpleNamespace(text=lambda _ids: [][0])
+        broken = SimpleNamespace(text=lambda _ids: [][0], prompt=chat.prompt, tokenizer=chat.tokenizer)
         content, (call,) = parser_for("phi4", Resources(chat=broken)).parse(np.zeros(3, np.int32))
 
         assert "" == content

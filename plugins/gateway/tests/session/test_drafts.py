@@ -13,6 +13,7 @@ from turnwise_testing.agent_probe import ProbeParser
 from turnwise_testing.tokenizers import byte_tokenizer
 from turnwise_tool_parsers import register_tool_parsers
 from turnwise_tool_parsers.formats import FORMATS
+from turnwise_tool_parsers.harmony import HarmonyReasoning
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 CHAT = ChatTemplate(byte_tokenizer())
@@ -26,7 +27,7 @@ PIECES = [
     "add<｜tool▁sep｜>{}", "<｜tool▁call▁end｜>", "<arg_key>a</arg_key>", "<arg_value>1</arg_value>",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>",
     "<|channel|>commentary", " to=functions.add", "<|message|>", "{}", "<|call|>", "<|tool_call|>", "functools", "[",
-    "{",
+    "{", "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>",
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10).map("".join)
 
@@ -64,12 +65,12 @@ def test_streamed_is_whole(name, data):
     """Text, reasoning, calls of every format, stop strings and characters of several bytes."""
     text, stop = data.draw(TEXTS), data.draw(st.sampled_from([None, "END"]))
     ids = [*CHAT.tokenizer.encode(text), *data.draw(st.sampled_from([(), CHAT.stop_token_ids[:1]]))]
-    reasoning = data.draw(st.booleans())
+    reasoning = data.draw(st.sampled_from([None, TAGS, HarmonyReasoning()]))
     reader = TurnReader(
         chat=CHAT,
         parser=parser_of(name) if name else None,
-        split=TAGS.split if reasoning else None,
-        settle=TAGS.settled if reasoning else None,
+        split=reasoning.split if reasoning else None,
+        settle=reasoning.settled if reasoning else None,
         keeps_malformed=data.draw(st.booleans()),
     )
     call = make_call(user("Add."), stop=("END",) if stop else (), tools=data.draw(st.sampled_from([(), (ADD,)])))

@@ -1,4 +1,4 @@
-"""Registers a tool parser for each format, `auto`, which chooses one, and the reasoning parser `think_tags`."""
+"""Registers a tool parser for each format, `auto`, which chooses one, and the reasoning parsers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 
 from turnwise import ReasoningParser, Registry, Resources, ToolParser, hookimpl
 from turnwise_tool_parsers.config import CONFIGS, HermesConfig, LimitConfig, ParserConfig
+from turnwise_tool_parsers.harmony import HarmonyReasoning
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 _NAMES = (
@@ -51,6 +52,11 @@ def make_think_tags(config: ThinkTagsConfig, _resources: Resources) -> Reasoning
     return ThinkTags(config)
 
 
+def make_harmony(_config: object, _resources: Resources) -> ReasoningParser:
+    """Build the parser of reasoning in messages of gpt-oss."""
+    return HarmonyReasoning()
+
+
 @hookimpl
 def register_tool_parsers(registry: Registry[ToolParser]) -> None:
     """Register each format by its name, and `auto`."""
@@ -62,5 +68,6 @@ def register_tool_parsers(registry: Registry[ToolParser]) -> None:
 
 @hookimpl
 def register_reasoning_parsers(registry: Registry[ReasoningParser]) -> None:
-    """Register `think_tags`."""
+    """Register `think_tags` and `harmony`."""
     registry.add("think_tags", make_think_tags, config=ThinkTagsConfig)
+    registry.add("harmony", make_harmony)

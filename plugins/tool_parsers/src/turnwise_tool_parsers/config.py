@@ -27,12 +27,12 @@ class ParserConfig(LimitConfig):
     Attributes:
         reasoning_open_tag: before reasoning; empty if the model has none.
         reasoning_close_tag: after reasoning.
-        starts_in_reasoning: the chat template ends the prompt with the opening tag, so a turn starts inside reasoning.
+        starts_in_reasoning: a turn starts inside reasoning, because its prompt opens it; None asks the chat template.
     """
 
     reasoning_open_tag: str = "<think>"
     reasoning_close_tag: str = "</think>"
-    starts_in_reasoning: bool = False
+    starts_in_reasoning: bool | None = None
 
     def __attrs_post_init__(self) -> None:
         """Check the tags; `ValueError` when they do not fit together."""

@@ -8,18 +8,17 @@ back is a candidate. Some templates show no calls; their instructions or special
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import Any, Final
 
 import structlog
 from attrs import frozen
 
 from turnwise import Chat, Message, Resources
-from turnwise.errors import ConfigError, TemplateError
-from turnwise.types import ToolSchema
+from turnwise.errors import ConfigError
 from turnwise_tool_parsers.config import CONFIGS, LimitConfig, ParserConfig
 from turnwise_tool_parsers.formats import FORMATS
 from turnwise_tool_parsers.parser import FormatParser
+from turnwise_tool_parsers.prompts import QUESTION, opens_reasoning, render
 from turnwise_tool_parsers.turn import Grammar
 
 _MARKS: Final[dict[str, tuple[str, ...]]] = {
@@ -28,18 +27,6 @@ _MARKS: Final[dict[str, tuple[str, ...]]] = {
     "llama4_pythonic": ("[func_name1(",),
 }
 """Texts in the prompts of a family. They tell formats apart that read each other's calls."""
-_TOOL: Final[ToolSchema] = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "A tool.",
-        "parameters": {
-            "type": "object",
-            "properties": {"word": {"type": "string", "description": "A word."}},
-            "required": ["word"],
-        },
-    },
-}
 _ARGUMENTS: Final = {"word": "zebra"}
 
 
@@ -51,7 +38,7 @@ class Detection:
     Attributes:
         grammar: the format.
         reason: why it is this one.
-        starts_in_reasoning: a prompt ends with the opening tag of reasoning.
+        starts_in_reasoning: a prompt opens reasoning.
     """
 
     grammar: type[Grammar]
@@ -66,7 +53,7 @@ def detect_format(chat: Chat) -> Detection:
     Raises:
         ConfigError: the template shows no format, or several; the text lists the candidates.
     """
-    prompt = _render(chat, [_user()])
+    prompt = render(chat, [QUESTION])
     rendered = _rendered_calls(chat, prompt)
     shown = "".join([prompt, *rendered])
     found = [each for each in FORMATS if any(_reads(each, chat, text) for text in rendered)]
@@ -86,7 +73,9 @@ def detect_format(chat: Chat) -> Detection:
             f"set one of {', '.join(names)}"
         )
     config = _config_class(found[0])()
-    thinks = isinstance(config, ParserConfig) and prompt.rstrip().endswith(config.reasoning_open_tag)
+    thinks = isinstance(config, ParserConfig) and opens_reasoning(
+        chat, config.reasoning_open_tag, config.reasoning_close_tag
+    )
     return Detection(found[0], reason, thinks)
 
 
@@ -101,16 +90,11 @@ def make_auto_parser(config: LimitConfig, resources: Resources) -> FormatParser:
         reason=found.reason,
         starts_in_reasoning=found.starts_in_reasoning,
     )
-    options: dict[str, Any] = {"starts_in_reasoning": True} if found.starts_in_reasoning else {}
-    return FormatParser(found.grammar(), _config_class(found.grammar)(max_depth=config.max_depth, **options), resources)
+    return FormatParser(found.grammar(), _config_class(found.grammar)(max_depth=config.max_depth), resources)
 
 
 def _config_class(grammar: type[Grammar]) -> type[LimitConfig]:
     return CONFIGS.get(grammar.name, ParserConfig)
-
-
-def _user() -> Message:
-    return {"role": "user", "content": "Say a word."}
 
 
 def _rendered_calls(chat: Chat, prompt: str) -> list[str]:
@@ -119,17 +103,9 @@ def _rendered_calls(chat: Chat, prompt: str) -> list[str]:
     call = {"id": "call00000", "type": "function", "function": function}
     turn: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
     result: Message = {"role": "tool", "tool_call_id": "call00000", "name": "probe_tool", "content": "zebra"}
-    whole = _render(chat, [_user(), turn, result])
+    whole = render(chat, [QUESTION, turn, result])
     shared = os.path.commonprefix([prompt, whole])  # noqa: RUF071 - texts and not paths: compare characters
     return [whole[len(shared) :], whole] if whole else []
-
-
-def _render(chat: Chat, messages: list[Message]) -> str:
-    """Return the text of a conversation, without tools if the template shows none; nothing when it refuses that too."""
-    for tools in ([_TOOL], []):
-        with suppress(TemplateError):
-            return chat.tokenizer.decode(chat.prompt(messages, tools))
-    return ""
 
 
 def _reads(grammar: type[Grammar], chat: Chat, text: str) -> bool:

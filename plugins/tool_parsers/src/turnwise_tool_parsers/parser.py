@@ -11,11 +11,13 @@ import re
 from typing import Final
 
 import regex  # type: ignore[import-untyped]
+import structlog
 
 from turnwise import Chat, Resources, ToolCall
 from turnwise.errors import ConfigError
 from turnwise.types import TokenArray
 from turnwise_tool_parsers.config import LimitConfig, ParserConfig
+from turnwise_tool_parsers.prompts import opens_reasoning
 from turnwise_tool_parsers.schema_values import ArgumentTypes
 from turnwise_tool_parsers.turn import Grammar, Turn
 
@@ -31,6 +33,10 @@ class FormatParser:
         grammar: the format.
         config: its options.
         resources: the chat template, which decodes the token ids of a turn, and the tools, whose schemas give types.
+
+    Attributes:
+        grammar: the format.
+        starts_in_reasoning: a turn starts inside reasoning.
 
     Raises:
         ConfigError: the run has no chat template.
@@ -48,7 +54,7 @@ class FormatParser:
         tags = config if isinstance(config, ParserConfig) else None
         self._think: Final = tags.reasoning_open_tag if tags else ""
         self._unthink: Final = tags.reasoning_close_tag if tags else ""
-        self._starts_in_reasoning: Final = tags is not None and tags.starts_in_reasoning
+        self.starts_in_reasoning: Final = tags is not None and self._starts_inside(tags)
         # No group around an alternative: `re` then skips to their first characters, which is a hundred times as fast.
         self._opening: Final = re.compile("|".join(filter(None, (grammar.opening, re.escape(self._think)))))
         closing = "".join(f"|{re.escape(tag)}" for tag in grammar.closing)
@@ -70,7 +76,7 @@ class FormatParser:
         turn = self._turn(text)
         content: list[str] = []
         calls: list[ToolCall] = []
-        kept, at = 0, self._after_reasoning(text, 0) if self._starts_in_reasoning else 0
+        kept, at = 0, self._after_reasoning(text, 0) if self.starts_in_reasoning else 0
         starts = True  # nothing but reasoning came before, so a call needs no opening tag
         while at >= 0 and (opening := self._next_opening(turn, at, starts)):
             if opening.group() == self._think:
@@ -91,7 +97,9 @@ class FormatParser:
     def settled(self, text: str) -> int:
         """Return how many characters of an unfinished turn begin its content, however the turn continues."""
         turn = self._turn(text)
-        at, starts = self._after_reasoning(text, 0) if self._starts_in_reasoning else 0, True
+        if (known := self.grammar.settled(turn)) is not None:
+            return known
+        at, starts = self._after_reasoning(text, 0) if self.starts_in_reasoning else 0, True
         while at >= 0:
             start = turn.skip_space(at)
             if starts and self._may_be_bare is not None and self._may_be_bare.match(text, start, partial=True):
@@ -111,13 +119,24 @@ class FormatParser:
         opening = self._may_open.search(text, start, partial=True)
         return len(text) if opening is None else opening.start()
 
+    def _starts_inside(self, tags: ParserConfig) -> bool:
+        """Return whether a turn starts inside reasoning; an option that contradicts the chat template is reported."""
+        opened = opens_reasoning(self._chat, tags.reasoning_open_tag, tags.reasoning_close_tag)
+        if opened and tags.starts_in_reasoning is False:
+            structlog.get_logger().warning(
+                "reasoning of the prompt is ignored",
+                parser=self.grammar.name,
+                reason=f"prompts open {tags.reasoning_open_tag}, and starts_in_reasoning is false: calls in it run",
+            )
+        return opened if tags.starts_in_reasoning is None else tags.starts_in_reasoning
+
     def _turn(self, text: str) -> Turn:
         return Turn(text=text, grammar=self.grammar, ends=self._ends, max_depth=self._max_depth, types=self._types)
 
     def _next_opening(self, turn: Turn, at: int, starts: bool) -> re.Match[str] | None:
         if starts and self.grammar.bare and (bare := self.grammar.bare.match(turn.text, turn.skip_space(at))):
             return bare
-        return turn.search(self._opening, at)
+        return self.grammar.find(turn, at, self._opening)
 
     def _after_reasoning(self, text: str, start: int) -> int:
         """Return the index after the reasoning that contains `start`; -1 if it does not end."""

@@ -9,6 +9,7 @@ in strings, because Llama's own template writes them so.
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any, Final
 
 from turnwise_strict_json import MalformedError, read_float
@@ -23,7 +24,12 @@ _TOKEN: Final = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.DOTALL)
+_ESCAPE: Final = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|N\{([^}]*+)\}|(.))", re.DOTALL
+)
+_CUT: Final = re.compile(r"\s*+(?:\Z|[\"'])")
+"""Before the end, or before the quotes of a text that does not end."""
+_LEADING_ZEROS: Final = re.compile(r"[-+]?0\d*+")
 _CHARACTERS: Final = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v",
     "\\": "\\", "'": "'", '"': '"', "\n": "",
@@ -82,14 +88,20 @@ class _Reader:
     def take(self, kind: str, expected: str, mark: str = "") -> str:
         token = self.peek()
         if token is None or token.lastgroup != kind or (mark and token[kind] != mark):
-            raise MalformedError(f"it is not a Python call: expected {expected} at character {self.at - self.start}")
+            raise self.expected(expected)
         self.at = token.end()
         return token[kind]
+
+    def expected(self, what: str) -> MalformedError:
+        """Return the error that something else comes next; its position is the end of the text if this cuts a token."""
+        text = f"it is not a Python call: expected {what} at character {self.at - self.start}"
+        is_cut = _CUT.match(self.text, self.at) is not None and self.peek() is None
+        return MalformedError(text, position=len(self.text) if is_cut else self.at)
 
     def read_value(self, depth: int) -> Any:
         token = self.peek()
         if token is None:
-            raise MalformedError(f"it is not a Python call: expected a value at character {self.at - self.start}")
+            raise self.expected("a value")
         if depth > _MAX_DEPTH:
             raise MalformedError("its values are nested too deeply")
         self.at = token.end()
@@ -101,19 +113,25 @@ class _Reader:
             return _read_word(token["name"])
         if token["mark"] == "{":
             return self._read_dict(depth)
-        if token["mark"] in "[(":
-            return self._read_items("]" if token["mark"] == "[" else ")", depth)
+        if token["mark"] == "[":
+            return self._read_items("]", depth)[0]
+        if token["mark"] == "(":
+            items, has_comma = self._read_items(")", depth)
+            return items if has_comma or not items else items[0]
         raise MalformedError(f"it is not a Python call: expected a value, got {token['mark']!r}")
 
-    def _read_items(self, close: str, depth: int) -> list[Any]:
+    def _read_items(self, close: str, depth: int) -> tuple[list[Any], bool]:
+        """Return the values up to a bracket, and whether there is a comma: without one, round brackets only group."""
         items: list[Any] = []
+        has_comma = False
         while not self.skip(close):
             if items:
                 self.take("mark", f"',' or {close!r}", ",")
+                has_comma = True
                 if self.skip(close):
                     break
             items.append(self.read_value(depth + 1))
-        return items
+        return items, has_comma
 
     def _read_dict(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -148,10 +166,26 @@ def _unescape(escape: re.Match[str]) -> str:
             if code > 0x10FFFF:
                 raise MalformedError(f"{escape.group()} is no character")
             return chr(code)
-    return _CHARACTERS.get(escape[5], escape.group())
+    if escape[5] is not None:
+        return _find_character(escape[5], escape.group())
+    if escape[6] in "xuUN":
+        raise MalformedError(f"{escape.group()} starts no complete escape")
+    return _CHARACTERS.get(escape[6], escape.group())
+
+
+def _find_character(name: str, escape: str) -> str:
+    try:
+        found = unicodedata.lookup(name)
+    except KeyError:
+        found = ""
+    if len(found) != 1:  # some names are those of several characters, which Python does not allow in texts
+        raise MalformedError(f"{escape} is no character")
+    return found
 
 
 def _read_number(token: str) -> int | float:
+    if _LEADING_ZEROS.fullmatch(token) and token.strip("-+0"):
+        raise MalformedError(f"{token} is no number: write texts in quotes")
     try:
         return read_float(token) if set(token) & set(".eE") else int(token)
     except MalformedError:

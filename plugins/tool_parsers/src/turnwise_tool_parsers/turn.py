@@ -30,6 +30,10 @@ _KINDS: Final = {
     type(None): "null",
 }
 _SPACE: Final = re.compile(r"\s*")
+_NEXT_JSON: Final = re.compile(
+    r'\s*+(?:[,;]\s*+(?=\{|\[\s*+\{)|(?=\[?\s*+\{\s*+"(?:name|arguments|parameters|type|id|function)"))'
+)
+"""Before more calls: a separator, or an object with a key of a call."""
 Found = tuple[list[ToolCall], int]
 """Calls in order, and the index at which the search for the next one continues."""
 
@@ -56,6 +60,14 @@ class Grammar(ABC):
     argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
     bare: ClassVar[re.Pattern[str] | None] = None
 
+    def find(self, turn: Turn, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Return the next opening at or after `at`, which is outside calls; `pattern` finds those of most formats."""
+        return turn.search(pattern, at)
+
+    def settled(self, turn: Turn) -> int | None:
+        """Return how much of an unfinished turn is content, as `FormatParser.settled`; None: its openings tell."""
+        return None
+
     @abstractmethod
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         """Read the calls after an opening; None when a bare start is no call."""
@@ -72,6 +84,7 @@ class Turn:
         ends: regular expression of the tags that end a malformed call; its group `opens` is an opening.
         max_depth: deepest nesting of a call's values.
         types: of the arguments of the run's tools.
+        is_cut: the turn ended within the value that was read last.
     """
 
     text: str
@@ -79,6 +92,7 @@ class Turn:
     ends: re.Pattern[str]
     max_depth: int
     types: ArgumentTypes
+    is_cut: bool = False
     _spent: int = 0
     _part: tuple[int, int, str] = field(default=(0, 0, ""))
 
@@ -98,11 +112,13 @@ class Turn:
 
     def read_value(self, read: Callable[[str, int], tuple[Any, int]], start: int) -> tuple[Any, int]:
         """Read a value with a function of text and index, within the budget; `MalformedError` when there is none."""
+        self.is_cut = False
         if self._spent <= 2 * len(self.text):
             try:
                 return read(self.text, start)
-            except MalformedError:
+            except MalformedError as error:
                 self._spent += len(self.text) // 8
+                self.is_cut = _is_cut(error, self.text)
                 raise
         first, last, part = self._part
         if not first <= start < last:
@@ -157,8 +173,12 @@ class Turn:
         return ToolCall(name=shown, error=error, raw=raw)
 
     def refuse_to_next_tag(self, why: str, start: int, search_from: int, name: str = "") -> Found:
-        """Return a malformed call from `start` to the next tag or the end of the turn, so that it hides no other."""
-        tag = self.search(self.ends, search_from)
+        """
+        Return a malformed call from `start` to the next tag or the end of the turn, so that it hides no other.
+
+        Tags in a value that the end of the turn cuts may be quoted, so the call then ends with the turn.
+        """
+        tag = None if self.is_cut else self.search(self.ends, search_from)
         raw = self.text[start : tag.start() if tag else None]
         if self.grammar.must_close and (tag is None or tag["opens"] is not None):
             why = "its closing tag is missing"
@@ -199,7 +219,20 @@ def read_list(turn: Turn, start: int, read_item: Callable[[int], tuple[ToolCall,
 
 
 def read_json_calls(turn: Turn, start: int) -> Found:
-    """Read one JSON object, or objects in square brackets, from `start`."""
+    """Read JSON objects, or objects in square brackets, from `start`; models join several with commas and the like."""
+    calls: list[ToolCall] = []
+    at = start
+    while True:
+        found, stop = _read_json_part(turn, at)
+        calls.extend(found)
+        # A part that no bracket ends is broken, and its error already covers the text up to a tag.
+        joined = turn.text.startswith(("}", "]"), stop - 1) and _NEXT_JSON.match(turn.text, stop)
+        if not joined:
+            return calls, stop
+        at = joined.end()
+
+
+def _read_json_part(turn: Turn, start: int) -> Found:
     if (inside := turn.skip("[", start)) >= 0:
         return read_list(turn, inside, turn.read_call)
     try:
@@ -207,6 +240,12 @@ def read_json_calls(turn: Turn, start: int) -> Found:
     except MalformedError as error:
         return turn.refuse_to_next_tag(str(error), start, start)
     return [call], stop
+
+
+def _is_cut(error: MalformedError, text: str) -> bool:
+    """Return whether a value is malformed because its text ended."""
+    ended = error.position is not None and not text[error.position :].strip()
+    return ended or error.problem.startswith("Unterminated string")
 
 
 def _is_text(name: str) -> bool:

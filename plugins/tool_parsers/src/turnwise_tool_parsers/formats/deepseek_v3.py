@@ -41,7 +41,8 @@ class DeepSeekV3(SectionGrammar):
             raise MalformedError("<｜tool▁sep｜> is missing")
         fence = _FENCE.match(turn.text, head.end())
         arguments, stop = turn.read_value(read_json, fence.end() if fence else head.end())
-        if fence and (stop := turn.skip("```", stop)) < 0:
-            raise MalformedError("``` after the arguments is missing")
         name = fence[1] if fence else head[1]
-        return turn.build(name, arguments, turn.text[start:stop]), stop
+        after = turn.skip("```", stop) if fence else stop
+        if after < 0:
+            return turn.refuse("``` after the arguments is missing", turn.text[start:stop], name.strip()), stop
+        return turn.build(name, arguments, turn.text[start:after]), after

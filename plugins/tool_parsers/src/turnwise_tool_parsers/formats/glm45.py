@@ -4,9 +4,11 @@ GLM-4.5, 4.6 and 4.7: XML with a key element and a value element for each argume
     call = "<tool_call>" NAME {"<arg_key>" KEY "</arg_key>" "<arg_value>" TEXT "</arg_value>"} "</tool_call>"
 
 Source: the chat template of GLM-4.5, which writes line breaks between elements; that of GLM-4.7 writes none. White
-space between elements is ignored, and that inside a value is kept. Nothing is escaped, so a text that holds
-`</arg_value>`, `<arg_key>` or `</tool_call>` cannot be written. The tool's schema decides which texts are values of
-other types (`turnwise_tool_parsers.schema_values`): the template writes texts as they are, and other values as JSON.
+space between elements is ignored, and that inside a value is kept. Nothing is escaped: `</arg_value>` ends a value only
+before `<arg_key>` or `</tool_call>`, so a text can hold it elsewhere, and `</tool_call>` too. A text that holds
+`<arg_key>` or `<tool_call>` cannot be written, since the value's closing tag may be missing. The tool's schema decides
+which texts are values of other types (`turnwise_tool_parsers.schema_values`): the template writes texts as they are,
+and other values as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from turnwise_tool_parsers.turn import Found, Grammar, Turn
 _CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"
 _NAME = re.compile(r"\s*+([^<>\n]{1,256})")
 _KEY = re.compile(r"\s*+<arg_key>([^<>]{1,256})</arg_key>\s*+<arg_value>")
-_END_OF_VALUE = re.compile(r"</arg_value>|<arg_key>|</tool_call>")
+_END_OF_VALUE = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))|<arg_key>|<tool_call>")
 
 
 class Glm45(Grammar):
@@ -54,12 +56,12 @@ class Glm45(Grammar):
         arguments: dict[str, Any] = {}
         at = start
         while pair := _KEY.match(turn.text, at):
-            end = turn.search(_END_OF_VALUE, pair.end())
             key = pair[1].strip()
-            if end is None or end.group() != _VALUE_CLOSE:
-                raise MalformedError(f"the value of {key!r} has no {_VALUE_CLOSE}")
             if key in arguments:
                 raise MalformedError(f"the argument {key!r} is given twice")
+            end = turn.search(_END_OF_VALUE, pair.end())
+            if end is None or end.group() != _VALUE_CLOSE:
+                raise MalformedError(f"the value of {key!r} has no {_VALUE_CLOSE} before <arg_key> or {_CLOSE}")
             arguments[key] = turn.types.convert(name, key, turn.text[pair.end() : end.start()], turn.max_depth)
             at = end.end()
         return arguments, at

@@ -1,25 +1,28 @@
 """
 gpt-oss: messages of the harmony format that have a recipient.
 
-    call      = ["<|start|>assistant"] header "<|message|>" OBJECT ["<|call|>"]
+    call      = header "<|message|>" OBJECT ["<|call|>"]
     header    = "<|channel|>" CHANNEL " to=" recipient type | " to=" recipient "<|channel|>" CHANNEL type
     recipient = ["functions."] NAME
     type      = [" "] ["<|constrain|>"] ["json"]
 
-Source: OpenAI's harmony guide and the chat template of gpt-oss-20b. A prompt ends with `<|start|>assistant`, so a turn
-starts with a header. Engines stop at `<|call|>`, so it may be missing. Messages without a recipient, such as the
-reasoning in the channel `analysis`, are text; a message with one is a call in any channel.
+Source: OpenAI's harmony guide and the chat template of gpt-oss-20b. Engines stop at `<|call|>`, so it may be missing.
+Messages without a recipient, such as the reasoning in the channel `analysis`, are text, and so is all that they hold. A
+message with one is a call in any channel, whatever else its header has: models write odd headers, and the text of a
+call must not end an episode as its answer.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_parsers.harmony import ENDS, MESSAGE, START, count_settled, read_messages
 from turnwise_tool_parsers.turn import Found, Grammar, Turn
 
-_CHANNEL = r"<\|channel\|>[a-z]{1,16}"
-_ENDS = ("<|call|>", "<|end|>", "<|return|>")
+_RECIPIENT: Final = re.compile(r"to=(?:\s*+(functions\.[^\s<]*+)|([^\s<]*+))")
+_WHOLE: Final = re.compile(r"(?s:.*)")
 
 
 class GptOss(Grammar):
@@ -27,21 +30,45 @@ class GptOss(Grammar):
 
     name = "gpt_oss"
     form = "<|channel|>commentary to=functions.<tool> <|constrain|>json<|message|>{...}<|call|>."
-    opening = (
-        rf"(?:<\|start\|>assistant)?(?:{_CHANNEL})?\s{{0,4}}\bto=(?P<recipient>[^\s<]{{1,256}}+)(?:\s{{0,4}}{_CHANNEL})?"
-        r"\s{0,4}(?:<\|constrain\|>)?[a-z]{0,16}\s{0,4}<\|message\|>"
-    )
-    closing = _ENDS
+    opening = re.escape(START)
+    closing = ENDS
+
+    def find(self, turn: Turn, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Return the header of the next call."""
+        call = next((message for message in read_messages(turn.text, at) if message.is_call), None)
+        return _WHOLE.match(turn.text, call.start, call.stop) if call else None
+
+    def settled(self, turn: Turn) -> int | None:
+        return count_settled(turn.text)
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
-        start = opening.start()
-        name = opening["recipient"].removeprefix("functions.")
+        start, stop = opening.span()
+        name, mistake = _read_recipient(opening.group())
+        if not turn.text.startswith(MESSAGE, stop):
+            after = max(turn.skip(tag, stop) for tag in ENDS)
+            why = f"{MESSAGE} is missing after its header"
+            return [turn.refuse(why, opening.group(), name)], max(after, stop)
+        body = stop + len(MESSAGE)
         try:
-            arguments, stop = turn.read_value(read_json, opening.end())
+            arguments, stop = turn.read_value(read_json, body)
         except MalformedError as error:
-            return turn.refuse_to_next_tag(str(error), start, opening.end(), name)
-        call = turn.build(name, arguments, turn.text[start:stop])
-        after = max(turn.skip(tag, stop) for tag in _ENDS)
-        if after < 0 and turn.skip_space(stop) < len(turn.text) and turn.skip("<|start|>", stop) < 0:
-            return turn.refuse_to_next_tag("there is text after its JSON", start, stop, name)
+            return turn.refuse_to_next_tag(mistake or str(error), start, body, name)
+        after = max(turn.skip(tag, stop) for tag in ENDS)
+        if after < 0 and turn.skip_space(stop) < len(turn.text) and turn.skip(START, stop) < 0:
+            return turn.refuse_to_next_tag(mistake or "there is text after its JSON", start, stop, name)
+        raw = turn.text[start:stop]
+        call = turn.refuse(mistake, raw, name) if mistake else turn.build(name, arguments, raw)
         return [call], max(after, stop)
+
+
+def _read_recipient(header: str) -> tuple[str, str]:
+    """Return the name of the tool, and the mistake in the recipient; one of both is empty."""
+    found = {(each[1] or each[2]).removeprefix("functions.") for each in _RECIPIENT.finditer(header)}
+    if len(found) > 1:
+        return "", "its header has several recipients"
+    (name,) = found
+    if not name:
+        return "", "the recipient after to= is missing"
+    if name == "assistant":
+        return "", "its recipient is 'assistant', and only results of tools have this one"
+    return name, ""

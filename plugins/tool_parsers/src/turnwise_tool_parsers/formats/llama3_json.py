@@ -1,24 +1,28 @@
 """
 Llama 3.1 and later: JSON objects at the start of the turn, or after `<|python_tag|>`.
 
-    turn   = object {[";"] object} | text "<|python_tag|>" object {[";"] object}
-    object = '{"name": NAME, "parameters": OBJECT}'
+    turn   = calls | text "<|python_tag|>" calls
+    calls  = part {[";" | ","] part}
+    part   = object | "[" object {"," object} "]"
+    object = '{"name": NAME, "parameters": OBJECT}', with its keys in any order
 
 Source: Meta's chat template of Llama-3.1-8B-Instruct, which says "respond with a JSON for a function call [...]
 in the format {"name": function name, "parameters": dictionary of argument name and its value}", and the model card.
-The template allows one call in a turn; vLLM and SGLang read several with ";" between them. JSON that is neither at
-the start of the turn nor after the tag is text. Without the tag, an object without "parameters" is an answer in JSON.
+The template allows one call in a turn; vLLM and SGLang read several with ";" between them, and models write commas
+and lists, too. JSON that is neither at the start of the turn nor after the tag is text. Without the tag, an object
+without a name or without "parameters" is an answer in JSON.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_parsers.turn import Found, Grammar, Turn
+from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
 
 _TAG = "<|python_tag|>"
+_NAME = re.compile(r'"name"\s*+:')
 
 
 class Llama3Json(Grammar):
@@ -27,30 +31,28 @@ class Llama3Json(Grammar):
     name = "llama3_json"
     form = '{"name": "<tool>", "parameters": {...}} and nothing else.'
     opening = re.escape(_TAG)
-    bare = re.compile(r'\{\s{0,8}"(?:name|type"\s{0,8}:\s{0,8}"function)"')
+    bare = re.compile(r'(?:\[\s*)?\{\s*"(?:name|parameters|arguments|type"\s*:\s*"function)"')
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
-        tagged = opening.group() == _TAG
-        at = opening.end() if tagged else opening.start()
-        if not tagged and not _is_call(turn, at):
-            return None
-        calls: list[ToolCall] = []
-        while True:
-            try:
-                call, stop = turn.read_call(at)
-            except MalformedError as error:
-                found, stop = turn.refuse_to_next_tag(str(error), at, at)
-                return [*calls, *found], stop
-            calls.append(call)
-            at = max(turn.skip(";", stop), stop)
-            if turn.skip("{", at) < 0:
-                return calls, stop
+        if opening.group() == _TAG:
+            return read_json_calls(turn, opening.end())
+        return read_json_calls(turn, opening.start()) if _is_call(turn, opening) else None
 
 
-def _is_call(turn: Turn, start: int) -> bool:
+def _is_call(turn: Turn, opening: re.Match[str]) -> bool:
     """Return whether JSON without a tag is meant as a call; malformed JSON with a name is."""
     try:
-        value, _stop = turn.read_value(read_json, start)
+        value, _stop = turn.read_value(read_json, opening.start())
     except MalformedError:
+        starts_with_arguments = opening.group().endswith(('parameters"', 'arguments"'))
+        return not starts_with_arguments or turn.search(_NAME, opening.end()) is not None
+    return any(_looks_like_call(each, turn) for each in (value if isinstance(value, list) else [value]))
+
+
+def _looks_like_call(value: Any, turn: Turn) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("function"), dict) and value.get("type") == "function":  # as in the OpenAI format
         return True
-    return any(key in value for key in turn.grammar.argument_keys)
+    names = {"name", "function"} & value.keys() or value.get("type") == "function"
+    return bool(names) and any(key in value for key in turn.grammar.argument_keys)

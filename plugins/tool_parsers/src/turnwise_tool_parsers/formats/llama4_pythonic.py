@@ -1,7 +1,8 @@
 """
 Llama 4, and Llama 3.2 with its pythonic template: Python calls in square brackets.
 
-    turn  = list | text "<|python_start|>" list ["<|python_end|>"]
+    turn  = lists | text "<|python_start|>" lists ["<|python_end|>"]
+    lists = list {[";" | ","] list}
     list  = "[" call {"," call} "]"
     call  = NAME "(" [KEY "=" VALUE {"," KEY "=" VALUE}] ")"
 
@@ -18,6 +19,7 @@ from turnwise_tool_parsers.python_values import read_python_call
 from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_list
 
 _TAG, _CLOSE = "<|python_start|>", "<|python_end|>"
+_NEXT = re.compile(r"\s*+[,;]?\s*+\[(?=\s*+[^\W\d][\w.\-]{0,255}\()")
 
 
 class Llama4Pythonic(Grammar):
@@ -27,7 +29,7 @@ class Llama4Pythonic(Grammar):
     form = '[<tool>(<argument>=<value>, ...)] and nothing else, with Python values such as "text", 1 or True.'
     opening = re.escape(_TAG)
     closing = (_CLOSE,)
-    bare = re.compile(r"\[\s{0,8}[^\W\d][\w.\-]{0,255}\(")
+    bare = re.compile(r"\[\s*[^\W\d][\w.\-]{0,255}\(")
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         start = opening.end() if opening.group() == _TAG else opening.start()
@@ -40,4 +42,7 @@ class Llama4Pythonic(Grammar):
             return turn.build(name, arguments, turn.text[at:stop]), stop
 
         calls, stop = read_list(turn, inside, read_item)
+        while turn.text.startswith("]", stop - 1) and (joined := _NEXT.match(turn.text, stop)):
+            found, stop = read_list(turn, joined.end(), read_item)
+            calls.extend(found)
         return calls, max(turn.skip(_CLOSE, stop), stop)

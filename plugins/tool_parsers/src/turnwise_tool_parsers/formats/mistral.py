@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 
+from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
 
 _HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\][^\s\[{]{0,64}+)?(?:\[ARGS\])?")
+_NEXT = re.compile(r"\s*+[,;]?\s*+(?=[\w.\-]{1,256}+\s*+(?:\[CALL_ID\][^\s\[{]{0,64}+)?\[ARGS\])")
 
 
 class Mistral(Grammar):
@@ -30,8 +32,15 @@ class Mistral(Grammar):
         head = _HEAD.match(turn.text, start)
         if head is None:
             return read_json_calls(turn, start)
-        try:
-            arguments, stop = turn.read_value(read_json, head.end())
-        except MalformedError as error:
-            return turn.refuse_to_next_tag(str(error), start, head.end(), head[1])
-        return [turn.build(head[1], arguments, turn.text[start:stop])], stop
+        calls: list[ToolCall] = []
+        while head:
+            try:
+                arguments, stop = turn.read_value(read_json, head.end())
+            except MalformedError as error:
+                found, stop = turn.refuse_to_next_tag(str(error), start, head.end(), head[1])
+                return [*calls, *found], stop
+            calls.append(turn.build(head[1], arguments, turn.text[start:stop]))
+            joined = _NEXT.match(turn.text, stop)
+            start = joined.end() if joined else stop
+            head = _HEAD.match(turn.text, start) if joined else None
+        return calls, stop

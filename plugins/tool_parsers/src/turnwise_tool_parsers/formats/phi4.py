@@ -1,8 +1,8 @@
 """
 Phi-4-mini: JSON objects in square brackets.
 
-    calls  = "<|tool_call|>" "[" object {"," object} "]" ["<|/tool_call|>"]
-           | "functools" "[" object {"," object} "]"
+    calls  = "<|tool_call|>" list ["<|/tool_call|>"] | "functools" list
+    list   = "[" object {"," object} "]"
     object = '{"name": NAME, "arguments": OBJECT}'
 
 Source: the tokens and the model card of Phi-4-mini-instruct for the first form, and its technical report and vLLM's
@@ -23,7 +23,7 @@ class Phi4(Grammar):
 
     name = "phi4"
     form = '<|tool_call|>[{"name": "<tool>", "arguments": {...}}]<|/tool_call|>.'
-    opening = r"<\|tool_call\|>|\bfunctools(?=\[)"
+    opening = r'<\|tool_call\|>|\bfunctools(?=\[|\s{1,8}\[\s{0,8}[{\]]|\s{0,8}\{\s{0,8}")'
     closing = (_CLOSE,)
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:

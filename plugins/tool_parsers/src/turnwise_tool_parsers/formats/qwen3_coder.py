@@ -6,9 +6,11 @@ Qwen3-Coder, Qwen3.5 and later, and Nemotron 3: XML with one element for each ar
 
 Source: the chat template of Qwen3-Coder-30B-A3B-Instruct, which puts a line break after the opening and before the
 closing tag of a parameter; both are dropped, and all other white space is kept. White space is allowed between
-elements. The model sometimes omits `<tool_call>`, so the tag is optional, as in vLLM and SGLang. Nothing is escaped, so
-a text that holds `</parameter>`, `<parameter=` or `</function>` cannot be written. The tool's schema decides which
-texts are values of other types (`turnwise_tool_parsers.schema_values`).
+elements. The model sometimes omits `<tool_call>`, so the tag is optional, as in vLLM and SGLang. Nothing is escaped:
+`</parameter>` ends a text only before `<parameter=` or `</function>`, so a text can hold it elsewhere, and
+`</function>` too. A text that holds `<parameter=`, `<function=` or `<tool_call>` cannot be written, since the
+parameter's closing tag may be missing. The tool's schema decides which texts are values of other types
+(`turnwise_tool_parsers.schema_values`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION_CLOSE, _PARAMETER_CLOSE = "</function>", "</parameter>"
 _FUNCTION = re.compile(r"\s*+<function=([^<>\n]{1,256})>")
 _PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]{1,256})>")
-_END_OF_VALUE = re.compile(r"</parameter>|<parameter=|</function>")
+_END_OF_VALUE = re.compile(r"</parameter>(?=\s*+(?:<parameter=|</function>))|<parameter=|<function=|<tool_call>")
 
 
 class Qwen3Coder(Grammar):
@@ -56,12 +58,13 @@ class Qwen3Coder(Grammar):
         arguments: dict[str, Any] = {}
         at = start
         while parameter := _PARAMETER.match(turn.text, at):
-            end = turn.search(_END_OF_VALUE, parameter.end())
             key = parameter[1].strip()
-            if end is None or end.group() != _PARAMETER_CLOSE:
-                raise MalformedError(f"the parameter {key!r} has no {_PARAMETER_CLOSE}")
             if key in arguments:
                 raise MalformedError(f"the parameter {key!r} is given twice")
+            end = turn.search(_END_OF_VALUE, parameter.end())
+            if end is None or end.group() != _PARAMETER_CLOSE:
+                why = f"the parameter {key!r} has no {_PARAMETER_CLOSE} before <parameter= or {_FUNCTION_CLOSE}"
+                raise MalformedError(why)
             text = turn.text[parameter.end() : end.start()].removeprefix("\n").removesuffix("\n")
             arguments[key] = turn.types.convert(name, key, text, turn.max_depth)
             at = end.end()

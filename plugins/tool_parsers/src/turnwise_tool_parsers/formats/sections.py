@@ -28,14 +28,15 @@ class SectionGrammar(Grammar):
         calls: list[ToolCall] = []
         start = at = opening.end() if opening.group() == self.section[0] else opening.start()
         while (inside := turn.skip(self.call[0], at)) >= 0:
+            search_from = inside
             try:
-                call, stop = self.read_head_and_arguments(turn, inside)
-                at = turn.skip(self.call[1], stop)
+                call, search_from = self.read_head_and_arguments(turn, inside)
+                at = turn.skip(self.call[1], search_from)
                 if at < 0:
                     raise MalformedError("there is text after its arguments")  # noqa: TRY301 - the tag below ends the call
                 calls.append(call)
             except MalformedError as error:
-                found, at = turn.refuse_to_next_tag(str(error), inside, inside)
+                found, at = turn.refuse_to_next_tag(str(error), inside, search_from)
                 calls.extend(found)
         if not calls:
             return turn.refuse_to_next_tag("the section holds no call", start, start)

@@ -125,7 +125,7 @@ def _response_text(episode: Episode, chat: Chat | None) -> str:
         return next((text for text in reversed(contents) if isinstance(text, str)), "")
     tokenizer = chat.tokenizer
     text = tokenizer.decode(episode.trajectories[-1].response_ids)
-    spans = getattr(tokenizer, "special_spans", lambda _text: [])(text)
-    for start, end in reversed(spans):
+    find_spans = getattr(tokenizer, "special_spans", None)  # of tokenizers of transformers
+    for start, end in reversed(find_spans(text) if find_spans else []):
         text = text[:start] + text[end:]
     return text

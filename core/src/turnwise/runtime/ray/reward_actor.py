@@ -137,6 +137,6 @@ def _timeout_error(score: partial[Any], reward_s: float) -> TimeoutError:
 
 def _as_scores(answer: object) -> object:
     """Return the scores of an answer, which pickle; `TypeError` for a value that is no score."""
-    if isinstance(answer, list | tuple) or getattr(answer, "shape", ()):
+    if isinstance(answer, list | tuple) or getattr(answer, "shape", None):
         return [as_score(each) for each in cast("Iterable[object]", answer)]
     return as_score(answer)

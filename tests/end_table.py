@@ -158,6 +158,7 @@ def _quoted(line: str) -> str:
         return ""
     line = re.sub(r"/\S*/ends\w+/\d+/out", "OUT", line)
     line = re.sub(r"/\S*/ends\w+/", "/", line)
+    line = re.sub(r"/tmp/\S*|\[[\d-]+ [\d:]+\]", "...", line)
     line = line.replace("|", "\\|").replace("`", "'")
     return f" `{line[:160]}`" if line.strip() else ""
 

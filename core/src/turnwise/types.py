@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -317,22 +316,6 @@ class TokenScore:
 
 
 Score = TrajectoryScore | TurnScore | TokenScore
-
-
-def as_score(value: object) -> Score:
-    """
-    Return a score; a number, also one in an array or tensor without dimensions, is the score of a whole trajectory.
-
-    Raises:
-        TypeError: the value is neither.
-    """
-    if isinstance(value, TrajectoryScore | TurnScore | TokenScore):
-        return value
-    # Torch is not imported here, so its tensors are known by their form.
-    number = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-    if isinstance(number, Real):
-        return TrajectoryScore(value=float(number))
-    raise TypeError(f"{value!r} is neither a number nor a TrajectoryScore, TurnScore or TokenScore")
 
 
 @frozen(kw_only=True)

@@ -139,7 +139,7 @@ class TestRewards:
         ("value", "text"),
         [
             (ValueError("no truth"), "no truth"),
-            ("high", "is neither a number nor a TrajectoryScore"),
+            ("high", "expected a number, TrajectoryScore"),
             (float("nan"), "not finite"),
             (TurnScore(values=(1.0,)), "1 turn scores for 2 turns"),
             (TokenScore(values=(1.0,)), "1 token scores for 8"),

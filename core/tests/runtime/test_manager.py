@@ -254,7 +254,7 @@ def test_long_prompts(policy):
     rows = [*tasks(2), Task(messages=({"role": "user", "content": "x"},), uid="task-is-long")]
     with manager(limits=limits, prompt_policy=policy) as running:
         if policy == "error":
-            with pytest.raises(DataError, match=r"has 12 tokens, more than prompt_length=5; raise it or set data"):
+            with pytest.raises(DataError, match=r"has 12 tokens, more than prompt_length=5; raise it, or set data"):
                 running.rollout(rows)
         else:
             uids = [r.task.uid for r in running.rollout(rows)]

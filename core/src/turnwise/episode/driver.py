@@ -33,7 +33,7 @@ from turnwise.errors import (
 from turnwise.protocols import Agent, Reward
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_lineage, check_sampled, check_trajectory
-from turnwise.record.result import EpisodeResult, token_scores, total_score
+from turnwise.record.result import EpisodeResult, as_score, token_scores, total_score
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.threads import in_thread
@@ -45,7 +45,6 @@ from turnwise.types import (
     Score,
     State,
     Status,
-    as_score,
 )
 
 _SCORED = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})

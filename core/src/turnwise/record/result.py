@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 import numpy as np
 from attrs import field, frozen
 
@@ -21,6 +23,7 @@ from turnwise.types import (
     Task,
     TokenScore,
     TrajectoryScore,
+    TurnScore,
 )
 
 
@@ -84,6 +87,22 @@ class EpisodeResult:
     def trainable(self) -> bool:
         """Whether its tokens may enter the loss: a failed episode says nothing about the policy."""
         return self.status is not Status.FAILED
+
+
+def as_score(value: object) -> Score:
+    """
+    Return a score; a number, also one in an array or tensor without dimensions, is the score of a whole trajectory.
+
+    Raises:
+        TypeError: the value is neither.
+    """
+    if isinstance(value, TrajectoryScore | TurnScore | TokenScore):
+        return value
+    # Torch is not imported here, so its tensors are known by their form.
+    number = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    if isinstance(number, Real):
+        return TrajectoryScore(value=float(number))
+    raise TypeError(f"score returned {value!r}, expected a number, TrajectoryScore, TurnScore or TokenScore")
 
 
 def total_score(score: Score) -> float:

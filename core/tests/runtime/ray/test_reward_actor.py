@@ -84,4 +84,4 @@ def test_an_array_has_a_score_for_each_episode():
 def test_anything_else_is_refused(answer):
     """The text names the value."""
     for reply in ask(answer):
-        assert "is neither a number nor a TrajectoryScore" in reply.failure.text
+        assert "expected a number, TrajectoryScore" in reply.failure.text

@@ -24,8 +24,8 @@ from attrs import define, evolve, field, frozen, validators
 from turnwise import EpisodeResult, Score, Status, TrajectoryScore
 from turnwise.errors import BoundaryError, Owner
 from turnwise.protocols import GroupCall
-from turnwise.record.result import token_scores, total_score
-from turnwise.types import Fault, as_score
+from turnwise.record.result import as_score, token_scores, total_score
+from turnwise.types import Fault
 from turnwise_rollout_buffer.groups import GroupKey, group_key
 
 _SCORED: Final = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})

@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar, cast
 from structlog.contextvars import bound_contextvars
 
 from turnwise.errors import ConfigError, InfrastructureError, is_cancelled
+from turnwise.record.result import as_score
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
 from turnwise.runtime.remote.result_wire import ToDriver, unpack_episodes
 from turnwise.runtime.remote.reward_pool import RewardFailure, RewardReply
-from turnwise.types import as_score
 
 T = TypeVar("T")
 _FLUSH_S: Final = 0.5

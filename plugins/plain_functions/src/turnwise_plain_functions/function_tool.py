@@ -6,20 +6,21 @@ A sync function runs in a thread, so a blocking one delays only its own episode.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any, Literal, cast, get_args, overload
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
 
 from attrs import evolve, field, frozen
 
 from turnwise.errors import ConfigError
 from turnwise.threads import in_thread
 from turnwise.types import JsonDict, JsonObject, Task, ToolResult, ToolSchema
-from turnwise_plain_functions.annotations import Convert, function_schema
-from turnwise_plain_functions.parts import is_async, refuse_generator
+from turnwise_plain_functions.parts import is_async, yields_async
 from turnwise_plain_functions.process import check_importable, in_process
+from turnwise_plain_functions.results import Yielded, as_result, finish, finish_on_loop
+
+if TYPE_CHECKING:
+    from turnwise_plain_functions.arguments import Arguments
 
 RunIn = Literal["thread", "process", "loop"]
 """
@@ -46,8 +47,7 @@ class FunctionTool:
     func: Callable[..., Any]
     schema: ToolSchema
     run_in: RunIn = "thread"
-    _converters: Mapping[str, Convert] = field(factory=dict, repr=False)
-    _is_async: bool = False
+    _arguments: Arguments | None = field(default=None, repr=False)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -59,20 +59,20 @@ class FunctionTool:
 
     async def execute(self, session: object, arguments: JsonObject) -> ToolResult:
         if self.run_in == "process":
-            return await in_process(self.func, arguments, convert=bool(self._converters))
+            convert = self._arguments is not None
+            return await in_process(self.func, arguments, tool=_name_in(self.schema), convert=convert)
         keywords = self.keywords(arguments)
-        if self.run_in == "thread":
-            func = (lambda **given: asyncio.run(self.func(**given))) if self._is_async else self.func
-            return as_result(await in_thread(func, keywords))
-        answer = self.func(**keywords)
-        return as_result(await answer if self._is_async else answer)
+        yielded = Yielded()
+        if self.run_in == "loop":
+            return as_result(await finish_on_loop(self.func(**keywords), yielded))
+        try:
+            return as_result(await in_thread(lambda: finish(self.func(**keywords), yielded), {}))
+        finally:
+            yielded.given_up = True  # the thread of an abandoned call ends at the next value of its generator
 
     def keywords(self, arguments: JsonObject) -> JsonDict:
         """Return the arguments with the Python values that the function's annotations promise."""
-        keywords = dict(arguments)
-        for name in self._converters.keys() & keywords.keys():
-            keywords[name] = self._converters[name](keywords[name])
-        return keywords
+        return dict(arguments) if self._arguments is None else self._arguments.convert(arguments)
 
     async def release(self, session: object) -> None: ...
 
@@ -96,6 +96,7 @@ def tool(
     Make a tool of a typed function. Also a decorator, with options or without.
 
     The function may return a `ToolResult`, a string, None for no text, or anything else, which the model sees as JSON.
+    The values of a generator function are one text, if all of them are texts, and otherwise a list.
 
     Args:
         func: sync or async.
@@ -117,12 +118,15 @@ def tool(
     """
     if func is None:
         return lambda given: tool(given, name=name, schema=schema, run_in=run_in)
-    refuse_generator(func, f"tool {name or getattr(func, '__name__', '?')!r}: the function")
-    described, converters = function_schema(func, name) if schema is None else (schema, {})
-    if schema is not None:
+    arguments = None
+    if schema is None:
+        from turnwise_plain_functions.annotations import function_schema  # pydantic would slow every command
+
+        schema, arguments = function_schema(func, name)
+    else:
         _refuse_mismatch(func, schema)
-    made = FunctionTool(func=func, schema=described, converters=converters, is_async=is_async(func))
-    return placed(made, run_in or ("loop" if is_async(func) else "thread"))
+    made = FunctionTool(func=func, schema=schema, arguments=arguments)
+    return placed(made, run_in or ("loop" if is_async(func) or yields_async(func) else "thread"))
 
 
 def placed(made: FunctionTool, run_in: str) -> FunctionTool:
@@ -153,15 +157,3 @@ def _refuse_mismatch(func: Callable[..., object], schema: ToolSchema) -> None:
             signature.bind(**dict.fromkeys(each))
         except TypeError as error:
             raise ConfigError(f"tool {_name_in(schema)!r}: its schema does not fit the function: {error}") from error
-
-
-def as_result(value: object) -> ToolResult:
-    """Convert the return value of a function to a `ToolResult`; see `tool`."""
-    if isinstance(value, ToolResult):
-        return value
-    if value is None or isinstance(value, str):
-        return ToolResult(text=value or "")
-    if isinstance(value, Iterator | AsyncIterator | Awaitable):
-        # Its text would be the address of an object, and nothing of it has run.
-        raise TypeError(f"the function returned a {type(value).__name__}, expected a value that JSON can carry")
-    return ToolResult(text=json.dumps(value, ensure_ascii=False, default=str))

@@ -25,11 +25,16 @@ def is_async(func: Function) -> bool:
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(call)
 
 
+def yields_async(func: Function) -> bool:
+    """Return whether a function, or the call of an object, is an async generator function."""
+    call = getattr(func, "__call__", None)  # noqa: B004 - the method is looked at, not called
+    return inspect.isasyncgenfunction(func) or inspect.isasyncgenfunction(call)
+
+
 def refuse_generator(func: Function, part: str) -> None:
     """Raise `ConfigError` for a function with `yield`: a call of it runs nothing and returns a generator."""
     call = getattr(func, "__call__", None)  # noqa: B004 - the method is looked at, not called
-    kinds = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(is_kind(each) for is_kind in kinds for each in (func, call)):
+    if yields_async(func) or any(map(inspect.isgeneratorfunction, (func, call))):
         raise ConfigError(f"{part} is a generator function; return the values instead, for example as a list")
 
 

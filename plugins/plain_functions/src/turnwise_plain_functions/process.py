@@ -147,14 +147,15 @@ _PROCESSES: Final = _Processes()
 atexit.register(_PROCESSES.end)
 
 
-async def in_process(func: Callable[..., object], arguments: JsonObject, *, convert: bool) -> ToolResult:
+async def in_process(func: Callable[..., object], arguments: JsonObject, *, tool: str, convert: bool) -> ToolResult:
     """
     Run one call of an importable function in a process, which a cancellation kills.
 
-    Arguments are JSON values; `convert` gives them the types of the function's annotations. Raises the `ToolError` or
-    `InfrastructureError` that the function raised.
+    Arguments are JSON values; `convert` gives them the types of the function's annotations. Errors name the `tool`.
+    Raises the `ToolError` or `InfrastructureError` that the function raised.
     """
-    request = {"module": func.__module__, "name": func.__qualname__, "arguments": dict(arguments), "convert": convert}
+    place = {"module": func.__module__, "name": func.__qualname__}
+    request = {**place, "tool": tool, "arguments": dict(arguments), "convert": convert}
     call = _Call()
     try:
         answer = await in_thread(_PROCESSES.run, {"call": call, "request": json.dumps(request)})

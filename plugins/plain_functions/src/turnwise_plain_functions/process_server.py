@@ -7,23 +7,26 @@ LIFELINE is the read end of a pipe that the driver never writes to; it closes wh
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import importlib
-import inspect
 import json
 import os
 import select
 import signal
 import sys
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from attrs import asdict
 
 from turnwise.errors import InfrastructureError, ToolError
 from turnwise.types import JsonDict
-from turnwise_plain_functions.function_tool import FunctionTool, as_result, tool
+from turnwise_plain_functions.function_tool import FunctionTool
+from turnwise_plain_functions.results import Yielded, as_result, finish
+
+if TYPE_CHECKING:
+    from turnwise_plain_functions.arguments import Arguments
 
 
 def main() -> None:
@@ -54,11 +57,11 @@ def _die_with_driver(lifeline: int) -> None:
 def answer(request: dict[str, Any]) -> JsonDict:
     """Run one call and return its result or its exception as JSON values."""
     try:
-        found = getattr(importlib.import_module(request["module"]), request["name"])
-        func = found.func if isinstance(found, FunctionTool) else found
-        keywords = tool(func).keywords(request["arguments"]) if request["convert"] else request["arguments"]
-        value = func(**keywords)
-        result = as_result(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
+        func = _function(request["module"], request["name"])
+        keywords = request["arguments"]
+        if request["convert"]:
+            keywords = _arguments(func, request.get("tool", "")).convert(keywords)
+        result = as_result(finish(func(**keywords), Yielded()))
         return asdict(result) | {"metrics": dict(result.metrics)}
     except (ToolError, InfrastructureError) as error:
         kind = ToolError if isinstance(error, ToolError) else InfrastructureError
@@ -67,8 +70,16 @@ def answer(request: dict[str, Any]) -> JsonDict:
         return {"raised": type(error).__name__, "text": str(error)}
 
 
-async def _awaited(value: Awaitable[object]) -> object:
-    return await value
+def _function(module: str, name: str) -> Callable[..., object]:
+    found = getattr(importlib.import_module(module), name)
+    return found.func if isinstance(found, FunctionTool) else found
+
+
+@lru_cache
+def _arguments(func: Callable[..., object], name: str) -> Arguments:
+    from turnwise_plain_functions.annotations import function_schema  # a function with a schema needs no pydantic
+
+    return function_schema(func, name)[1]
 
 
 if __name__ == "__main__":

@@ -98,7 +98,6 @@ def test_a_pickled_tool_is_the_same(row: Row) -> None:
         (tools.lines, {"to": 0}, ""),
         (tools.endless, {"to": 1}, f"Error: the function yielded more than {MAX_YIELDED} values"),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
 def test_callables_and_generators_are_tools(func: Any, arguments: dict[str, Any], text: str, run_in: Any) -> None:
@@ -173,7 +172,6 @@ def test_an_unknown_class_is_refused_in_one_line(annotation: Any, text: str) -> 
         ({tools.Color.RED: 1}, '{"red": 1}'),
         (range(3), "[0, 1, 2]"),
     ],
-    ids=repr,
 )
 def test_a_result_becomes_its_json_form(value: object, text: str) -> None:
     """Sets have an order, and no result is the text of a Python object."""

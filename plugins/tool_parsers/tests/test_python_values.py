@@ -49,7 +49,7 @@ def as_json(value):
 
 
 def assert_same(source):
-    """What is read is what Python reads."""
+    """A value is read as Python reads it."""
     try:
         found = read(source)
     except MalformedError:

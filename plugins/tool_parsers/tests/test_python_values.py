@@ -1,4 +1,4 @@
-"""Values in Python's syntax are those that Python reads."""
+"""The reader of values reads them as Python does."""
 
 import ast
 import unicodedata

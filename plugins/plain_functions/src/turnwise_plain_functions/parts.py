@@ -21,20 +21,21 @@ Function = Callable[..., Any]
 
 def is_async(func: Function) -> bool:
     """Return whether a function, or the call of an object, is a coroutine function."""
-    call = getattr(func, "__call__", None)  # noqa: B004 - the method is looked at, not called
-    return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(call)
+    return _is(inspect.iscoroutinefunction, func)
 
 
 def yields_async(func: Function) -> bool:
     """Return whether a function, or the call of an object, is an async generator function."""
-    call = getattr(func, "__call__", None)  # noqa: B004 - the method is looked at, not called
-    return inspect.isasyncgenfunction(func) or inspect.isasyncgenfunction(call)
+    return _is(inspect.isasyncgenfunction, func)
+
+
+def _is(check: Callable[[object], bool], func: Function) -> bool:
+    return check(func) or check(getattr(func, "__call__", None))  # noqa: B004 - the method is looked at, not called
 
 
 def refuse_generator(func: Function, part: str) -> None:
     """Raise `ConfigError` for a function with `yield`: a call of it runs nothing and returns a generator."""
-    call = getattr(func, "__call__", None)  # noqa: B004 - the method is looked at, not called
-    if yields_async(func) or any(map(inspect.isgeneratorfunction, (func, call))):
+    if yields_async(func) or _is(inspect.isgeneratorfunction, func):
         raise ConfigError(f"{part} is a generator function; return the values instead, for example as a list")
 
 

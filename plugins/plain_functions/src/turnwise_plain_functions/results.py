@@ -38,7 +38,7 @@ class Yielded:
     Values that a generator yields, in order.
 
     Attributes:
-        given_up: nobody waits for the values any more, so the generator ends; another thread sets it.
+        given_up: the caller has stopped waiting, so the generator ends; another thread sets it.
     """
 
     given_up: bool = False

@@ -61,7 +61,7 @@ class HarmonyMessage:
 
     @property
     def is_reasoning(self) -> bool:
-        """The channel is that of reasoning; a message with a recipient is a call in any channel."""
+        """The channel is `analysis`, and the message is no call."""
         return not self.is_call and _ANALYSIS.search(self.header) is not None
 
 

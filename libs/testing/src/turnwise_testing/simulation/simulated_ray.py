@@ -233,7 +233,7 @@ class SimulatedRay:
             _RUNNING.set(actor)
             self._loop.create_task(actor.live(arguments))
 
-        # The driver starts actors in threads; a context of its own, which no other callback sees.
+        # The driver starts actors in threads. No other callback may see that an actor runs, so the context is a copy.
         self._loop.call_soon_threadsafe(begin, context=copy_context())
         return _Handle(actor)
 

@@ -148,7 +148,7 @@ def test_a_token_opens_a_model(answers, kind):
 
 @pytest.mark.slow
 def test_an_engine_without_weights_downloads_none(tmp_path, tiny, hub):
-    """A scripted engine needs the tokenizer alone. The config keeps id and commit, and a second run asks for nothing."""
+    """A scripted engine needs the tokenizer alone. The config keeps id and commit; later commands ask for nothing."""
     commit = hub.push(NAME, tiny | DUPLICATES, "main", "v1")
     folder = write_run(tmp_path)
     first = turnwise(folder, hub, "rollout", "run.yaml", "model.revision=v1", "--out", "out")
@@ -194,12 +194,12 @@ def test_plan_and_doctor_say_where_the_model_is(tmp_path, tiny, hub):
     folder = write_run(tmp_path)
     looks = {
         "plan": (["plan", "run.yaml", "--json"], {}),
-        "doctor": (["doctor", "machine", "--config", "run.yaml"], {}),
+        "doctor": (["doctor", "machine", "--config", "run.yaml", "--json"], {}),
     }
     before = run_cases(folder, hub, looks)
     assert hub.requests == []
     assert f"{NAME} at main, which the run downloads to {folder}/cache/hub" in before["plan"][1]
-    assert "which the run downloads to" in " ".join(before["doctor"][1].split())
+    assert "which the run downloads to" in before["doctor"][1]
     assert run_cases(folder, hub, {"run": rollout()})["run"][0] == 0
     hub.requests.clear()
     after = run_cases(folder, hub, looks)

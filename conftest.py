@@ -26,6 +26,9 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
 
+# No test asks the hub of Hugging Face; those of downloads have a hub on loopback, and say so to their processes.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # Ray runs its actors at a lower priority, and then they wait for the tests beside theirs to leave a core.
 os.environ.setdefault("RAY_worker_niceness", "0")
 

@@ -46,6 +46,7 @@ PUBLIC = (
     "files",
     "layout",
     "messages",
+    "models",
     "options",
     "plugin",
     "protocols",

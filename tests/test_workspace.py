@@ -163,7 +163,7 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
                 assert f"turnwise-{entry.owner.replace('_', '-')}" == requirement.name
                 assert requirement.specifier.contains(version(requirement.name))
 
-    assert found.keys() == {"ray", "tokenizers", "torch"}
+    assert found.keys() == {"gguf", "ray", "tokenizers", "torch"}
 
 
 def test_the_readme_installs_what_the_demo_needs() -> None:

@@ -89,9 +89,9 @@ def test_remote_code_needs_a_whole_commit(revision):
         ModelConfig(trust_remote_code=True, revision=revision)
 
 
-def test_remote_code_of_a_pinned_commit_reaches_the_model():
+def test_remote_code_of_a_pinned_commit_reaches_the_model(tmp_path):
     """Factories get the pinned commit."""
-    spec = run_config(model=ModelConfig(path="m", trust_remote_code=True, revision=COMMIT)).model_spec()
+    spec = run_config(model=ModelConfig(path=str(tmp_path), trust_remote_code=True, revision=COMMIT)).model_spec()
     assert (spec.trust_remote_code, spec.revision) == (True, COMMIT)
 
 

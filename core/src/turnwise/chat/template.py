@@ -221,7 +221,7 @@ class ChatTemplate:
 
 def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> ChatTemplate:
     """
-    Load the tokenizer and chat template of a model directory; nothing is downloaded.
+    Load the tokenizer and chat template of a model directory; `RunConfig.model_spec` finds that of any model.
 
     `special_tokens` is the treatment of special tokens that messages spell.
 
@@ -232,8 +232,7 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> C
     if spec.path is None:
         raise ConfigError("model.path: a chat template needs the directory of a model")
     if not spec.path.is_dir():
-        download = "nothing is downloaded; `hf download REPOSITORY --local-dir FOLDER` fetches a model"
-        raise ConfigError(f"model.path: there is no directory {str(spec.path)!r}: {download}")
+        raise ConfigError(f"model.path: there is no directory {str(spec.path)!r}")
     if spec.trust_remote_code and not spec.revision:
         raise ConfigError("model.trust_remote_code: running a model's code needs its commit in model.revision")
     tokenizer = _load_tokenizer(spec.path, spec)

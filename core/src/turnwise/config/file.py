@@ -86,7 +86,10 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         return None if path is None else anchor(path)
 
     def anchor_model(model: ModelConfig) -> ModelConfig:
-        return evolve(model, path=anchor_if_set(model.path), chat_template=anchor_if_set(model.chat_template))
+        path = model.path
+        if path is not None and not config.is_on_hub(model):
+            path = anchor(path)
+        return evolve(model, path=path, chat_template=anchor_if_set(model.chat_template))
 
     config = with_absolute_code(config)
     data, judge = config.data, config.judge

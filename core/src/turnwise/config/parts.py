@@ -16,6 +16,7 @@ import attrs
 from attrs import Attribute, field, frozen, validators
 
 from turnwise.errors import PluginError
+from turnwise.models.location import is_model_id
 from turnwise.types import ToolSchema
 
 T = TypeVar("T", str, tuple[str, ...])
@@ -131,10 +132,14 @@ class ModelConfig:
     Which model a run samples from.
 
     Attributes:
-        path: directory with config, weights and tokenizer, or `package:NAME` for the model that an installed package
-            ships in its folder `model`; null for an engine that needs none.
+        path: directory with config, weights and tokenizer; the id of a model on the hub of Hugging Face, such as
+            `Qwen/Qwen3-0.6B`, which is downloaded into its cache; a file that ends in `.gguf`, which is converted into
+            a cache; or `package:NAME` for the model that an installed package ships in its folder `model`. A directory
+            or file that exists comes before an id of the same spelling. Null for an engine that needs none.
         trust_remote_code: run Python code that the model's directory brings; needs `revision`.
-        revision: the model's commit, recorded in the run.
+        revision: branch, tag or commit of the model on the hub, by default its main branch; recorded in the run.
+        commit: commit of the hub that `path` and `revision` meant when the run started. The run writes it to its
+            config, so that a resumed run uses the same weights; leave it out.
         chat_template: file that replaces the model's own template.
         template_options: keyword arguments for the template, such as `enable_thinking`.
     """
@@ -142,6 +147,7 @@ class ModelConfig:
     path: str | None = field(default=None, validator=is_path, metadata=FILLED)
     trust_remote_code: bool = False
     revision: str | None = None
+    commit: str | None = None
     chat_template: str | None = field(default=None, validator=is_path, metadata=FILLED)
     template_options: Options = field(factory=dict, converter=plain)
 
@@ -150,3 +156,9 @@ class ModelConfig:
             raise ValueError(
                 f"'revision' must be a whole commit hash when trust_remote_code is true: {self.revision!r}"
             )
+        if self.commit is not None and _COMMIT.fullmatch(self.commit) is None:
+            raise ValueError(f"'commit' must be a whole commit hash: {self.commit!r}")
+        if self.commit is not None and _COMMIT.fullmatch(self.revision or "") and self.revision != self.commit:
+            raise ValueError(f"'commit' must be {self.revision!r}, the commit that 'revision' names: {self.commit!r}")
+        if self.commit is not None and not is_model_id(self.path or ""):
+            raise ValueError(f"'commit' must be null for a 'path' that is no id of a model on the hub: {self.path!r}")

@@ -34,6 +34,8 @@ from turnwise.config.parts import (
 from turnwise.config.runtime import PoolConfig, RuntimeConfig
 from turnwise.config.weights import MemoryConfig, WeightsConfig
 from turnwise.errors import ConfigError
+from turnwise.models.finding import find_model
+from turnwise.models.location import ModelSource
 from turnwise.options import (
     DataColumn,
     Deadlines,
@@ -272,18 +274,54 @@ class RunConfig:
             return _in_package(path)
         return self.base_dir / Path(path).expanduser()
 
-    def model_spec(self, model: ModelConfig | None = None) -> ModelSpec:
-        """Return the model, or another of this config, with its paths located; `ConfigError` as in `locate`."""
+    def model_source(self, model: ModelConfig | None = None) -> ModelSource | None:
+        """Return where the model, or another of this config, is to be found; None without a path."""
         model = model or self.model
         path = model.path
-        if path is not None and path.startswith(PACKAGE) and "/" not in path:
-            path = f"{path}/model"
+        if path is None:
+            return None
+        if path.startswith(PACKAGE):
+            path = str(_in_package(path if "/" in path else f"{path}/model"))
+        return ModelSource(
+            path=path,
+            base_dir=self.base_dir,
+            revision=model.revision,
+            commit=model.commit,
+            code=model.trust_remote_code,
+            key="model.path" if model is self.model else "judge.model.path",
+        )
+
+    def is_on_hub(self, model: ModelConfig) -> bool:
+        """Return whether a model of this config is one of the hub, and no directory or file."""
+        if model.path is None or model.path.startswith(PACKAGE):
+            return False
+        source = self.model_source(model)
+        return source is not None and source.is_on_hub
+
+    def model_spec(self, model: ModelConfig | None = None, *, weights: bool = False) -> ModelSpec:
+        """
+        Return the model, or another of this config, with its paths located.
+
+        What this machine lacks of a model on the hub is downloaded, and a GGUF file is converted.
+
+        Args:
+            model: the run's own if None.
+            weights: the weights must be there too.
+
+        Raises:
+            ConfigError: see `locate` and `turnwise.models.finding.find_model`.
+        """
+        model = model or self.model
+        source = self.model_source(model)
+        found = None if source is None else find_model(source, weights=weights)
         return ModelSpec(
-            path=None if path is None else self.locate(path),
+            path=None if found is None else found.folder,
+            name="" if found is None else found.name,
             trust_remote_code=model.trust_remote_code,
             revision=model.revision,
             chat_template=None if model.chat_template is None else self.locate(model.chat_template),
             template_options=model.template_options,
+            commit=None if found is None else found.commit,
         )
 
 

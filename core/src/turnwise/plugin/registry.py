@@ -37,6 +37,7 @@ class Entry(Generic[T]):
         owner: entry-point name of the plugin that registered it.
         order: -1 if its hook is marked with `tryfirst`, 1 if with `trylast`.
         enabled_if: of an observer: returns whether a run has it although its config does not name it.
+        reads_weights: of an engine: it reads the weights of the run's model.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Entry(Generic[T]):
     owner: str
     order: int = 0
     enabled_if: Callable[[], bool] | None = None
+    reads_weights: bool = True
 
 
 @define
@@ -64,7 +66,13 @@ class Registry(Generic[T]):
     _order: int = field(default=0, init=False)
 
     def add(
-        self, name: str, factory: Factory[T], config: type = NoConfig, *, enabled_if: Callable[[], bool] | None = None
+        self,
+        name: str,
+        factory: Factory[T],
+        config: type = NoConfig,
+        *,
+        enabled_if: Callable[[], bool] | None = None,
+        reads_weights: bool = True,
     ) -> None:
         """
         Register a factory.
@@ -75,13 +83,17 @@ class Registry(Generic[T]):
             config: attrs class of its options, structured from the config section that names it.
             enabled_if: only for observers: called in each process that builds those of a run; True adds the observer,
                 with its default options, to a run whose config does not name it.
+            reads_weights: only for engines: False for one that samples elsewhere, such as a client of a server. Then
+                the weights of a model on the hub are not downloaded.
 
         Raises:
-            PluginError: the name is none, the plugin registers it twice, or `enabled_if` is given for something that is
-                no observer.
+            PluginError: the name is none, the plugin registers it twice, `enabled_if` is given for something that is
+                no observer, or `reads_weights` for something that is no engine.
         """
         if enabled_if is not None and self.kind != "observer":
             raise PluginError(f"{self.kind} {name!r}: only an observer can be registered with enabled_if")
+        if not reads_weights and self.kind != "engine":
+            raise PluginError(f"{self.kind} {name!r}: only an engine can be registered with reads_weights")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise PluginError(
                 f"{self.kind} {name!r}: a name has letters, digits and . _ - and starts with no dot or dash"
@@ -89,7 +101,13 @@ class Registry(Generic[T]):
         if self._owner in self.owners(name):
             raise PluginError(f"{self.kind} {name!r} is registered twice")
         entry = Entry(
-            name=name, factory=factory, config=config, owner=self._owner, order=self._order, enabled_if=enabled_if
+            name=name,
+            factory=factory,
+            config=config,
+            owner=self._owner,
+            order=self._order,
+            enabled_if=enabled_if,
+            reads_weights=reads_weights,
         )
         self._entries.setdefault(name, []).append(entry)
 

@@ -24,6 +24,8 @@ class ModelSpec:
         revision: pinned commit, recorded in the run.
         chat_template: file that replaces the model's own template.
         template_options: keyword arguments for the template, such as `enable_thinking`.
+        name: id on the hub, or the name of the directory or file; empty if nobody gave one.
+        commit: of the hub; None for a local model.
     """
 
     path: Path | None = None
@@ -31,6 +33,8 @@ class ModelSpec:
     revision: str | None = None
     chat_template: Path | None = None
     template_options: JsonObject = field(factory=dict)
+    name: str = ""
+    commit: str | None = None
 
 
 @frozen(kw_only=True)

@@ -17,8 +17,9 @@ import attrs
 from attrs import define, evolve, field, frozen
 
 from turnwise.chat.template import load_chat
+from turnwise.config.models import reads_weights
 from turnwise.config.own_code import OwnCode
-from turnwise.config.parts import Choice
+from turnwise.config.parts import Choice, ModelConfig
 from turnwise.config.resolve import build_part
 from turnwise.config.run import RunConfig
 from turnwise.episode.driver import EpisodeProgram
@@ -61,13 +62,15 @@ class RunBuilder:
     """
     Builds the parts of a run from a resolved config. Shared parts are built once, at the first use.
 
-    `given` are objects that a program passes as parts, by their names in the config.
+    `given` are objects that a program passes as parts, by their names in the config. An engine gets a folder with its
+    weights, unless `fetches_weights` is false.
     """
 
     config: RunConfig
     host: Host
     judge_client: EngineClient | None = None
     given: Mapping[str, object] = field(factory=dict)
+    fetches_weights: bool = True
 
     @cached_property
     def code(self) -> OwnCode:
@@ -84,6 +87,7 @@ class RunBuilder:
 
     @cached_property
     def model(self) -> ModelSpec:
+        """The model; of one on the hub, this machine has the small files at least."""
         return self.config.model_spec()
 
     @cached_property
@@ -168,7 +172,8 @@ class RunBuilder:
 
     def build_engine(self) -> Engine:
         """Build the engine. It gets the model and no chat template: an engine never sees text."""
-        engine: Engine = build_part(self.host, "engines", self.config.engine, self._bare_resources, path="engine")
+        resources = self._engine_resources(self.config.engine, self.config.model)
+        engine: Engine = build_part(self.host, "engines", self.config.engine, resources, path="engine")
         lifecycle = self._wrapped("engines", engine, None)
         return engine if lifecycle is engine else cast("Engine", _InterceptedEngine(engine, lifecycle))
 
@@ -176,9 +181,14 @@ class RunBuilder:
         judge = self.config.judge
         if judge is None:
             return None
-        resources = Resources(model=self.config.model_spec(judge.model), seed=self.config.rollout.seed)
+        resources = self._engine_resources(judge.engine, judge.model)
         engine: Engine = build_part(self.host, "engines", judge.engine, resources, path="judge.engine")
         return engine
+
+    def _engine_resources(self, engine: Choice, model: ModelConfig) -> Resources:
+        # A replica on another machine than the driver's downloads the weights there, of the commit that the driver saw.
+        weights = self.fetches_weights and reads_weights(self.host, engine)
+        return Resources(model=self.config.model_spec(model, weights=weights), seed=self.config.rollout.seed)
 
     def build_observers(self, place: Place | None = None) -> list[Observer]:
         """Build the observers that the config names or that enable themselves, of one place or of both."""

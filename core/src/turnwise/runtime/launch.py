@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib.util import find_spec
 
+from turnwise.config.models import pin_models
 from turnwise.config.own_code import OwnParts, place_parts
 from turnwise.config.resolve import load_plugins, resolve
 from turnwise.config.run import RunConfig
@@ -20,7 +22,7 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.placement import plan_placement
 from turnwise.runtime.plan import RolloutPlan
 
-LaunchedRun = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring | None]
+LaunchedRun = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring | None, Callable[[], object]]
 """The parts of a `RolloutManager`; the runtime is not started."""
 
 
@@ -30,16 +32,22 @@ def launch(config: RunConfig, host: Host | None = None, parts: OwnParts | None =
     parts = parts or {}
     config, given = place_parts(config, parts)
     config = resolve(config, host)  # a config that a program built is checked like one from a file
+    # The small files of models: a plan, a dry run and the check of a template need no weights.
+    config = pin_models(config, host, weights=False)
     build = _launch_on_ray if config.runtime.name == "ray" else _launch_locally
-    return build(config, host, parts.get("observers", ()), given)
+    # The weights come before the first engine, in this process alone: many replicas would ask for the same files.
+    return *build(config, host, parts.get("observers", ()), given), partial(pin_models, config, host)
+
+
+_Parts = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring | None]
 
 
 def _launch_locally(
     config: RunConfig, host: Host, observers: Iterable[Observer], given: Mapping[str, object]
-) -> LaunchedRun:
+) -> _Parts:
     # By another builder: this one needs the judge before its first part, because rewards are built with it.
-    judge = RunBuilder(config, host).build_judge_engine()
-    builder = RunBuilder(config, host, judge, given)
+    judge = RunBuilder(config, host, fetches_weights=False).build_judge_engine()
+    builder = RunBuilder(config, host, judge, given, fetches_weights=False)
     plan, chat = builder.plan(), builder.resources.chat
     all_observers = Observers.of([*observers, *builder.build_observers()])
     engine = builder.build_engine()
@@ -48,9 +56,7 @@ def _launch_locally(
     return runtime, plan, all_observers, chat, builder.build_groups(all_observers)
 
 
-def _launch_on_ray(
-    config: RunConfig, host: Host, observers: Iterable[Observer], given: Mapping[str, object]
-) -> LaunchedRun:
+def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer], given: Mapping[str, object]) -> _Parts:
     if find_spec("ray") is None:  # else it would be missed by the first actor, deep in a traceback
         raise ConfigError("runtime ray needs ray: pip install 'turnwise[ray]'")
     from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
@@ -57,6 +57,7 @@ class RolloutManager(EngineControl):
         plan: turns tasks into episodes, and episodes into a batch.
         chat: chat template and tokenizer of the model, if there is one.
         groups: scores the episodes of a task together, if there is a group reward.
+        prepare: called before the runtime starts; it downloads what engines will read.
         weight_version: version of the last weight update, also of a failed one; 0 at the start.
 
     Example:
@@ -69,6 +70,7 @@ class RolloutManager(EngineControl):
     observers: Observers = field(factory=Observers)
     chat: Chat | None = None
     groups: GroupScoring | None = None
+    prepare: Callable[[], object] | None = None
     weight_version: int = field(default=0, init=False)
     _unfinished: UnfinishedEpisodes = field(factory=UnfinishedEpisodes, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
@@ -106,6 +108,8 @@ class RolloutManager(EngineControl):
         with self._starting:
             if self._thread is not None:
                 return
+            if self.prepare is not None:
+                self.prepare()
             self._thread = LoopThread()
             try:
                 self.observers.open()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from turnwise import RunConfig
 from turnwise.config.file import dump_yaml, with_absolute_paths
+from turnwise.config.models import keep_commits
 from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError
 from turnwise_result_files.resumption import CONFIG_FILE, config_of
@@ -62,17 +63,24 @@ def config_path(arguments: argparse.Namespace, *, needs_out: bool) -> str:
     return str(arguments.config)
 
 
-def check_same_config(arguments: argparse.Namespace, config: RunConfig) -> None:
-    """Refuse to resume a run with another config; `ConfigError` names the first line that differs."""
+def check_same_config(arguments: argparse.Namespace, config: RunConfig) -> RunConfig:
+    """
+    Refuse to resume a run with another config; `ConfigError` names the first line that differs.
+
+    Returns:
+        The config, with the commits of the run to resume for its models on the hub.
+    """
     if arguments.resume is None or arguments.config is None or _is_start(arguments):
-        return
+        return config
     recorded, _host = load_resolved(str(config_of(arguments.resume)), [])
+    config = keep_commits(config, recorded)
     for given, before in zip_longest(
         *(dump_yaml(with_absolute_paths(each)).splitlines() for each in (config, recorded))
     ):
         if given != before:
             differs = f"{(before or 'nothing').strip()!r} there, {(given or 'nothing').strip()!r} given"
             raise ConfigError(f"--resume {arguments.resume}: holds the run of another config: {differs}")
+    return config
 
 
 def _is_start(arguments: argparse.Namespace) -> bool:

@@ -13,6 +13,7 @@ from attrs import define, evolve, field
 
 from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
 from turnwise.config.file import dump_yaml, with_absolute_paths
+from turnwise.config.models import pin_models
 from turnwise.config.parts import Choice
 from turnwise.errors import ConfigError
 from turnwise.files import PARTIAL, write_text
@@ -75,6 +76,7 @@ def run_in_folder(
     """
     resume, retry_failed = existing in ("resume", "retry_failed"), existing == "retry_failed"
     tally = Tally()
+    config = pin_models(config, host, weights=False)
     observed = evolve(config, observers=(*config.observers, *observers)) if observers else config
     manager = RolloutManager.from_config(observed, host, observers=[tally, RunningEpisodes(out)])
     step, validation = config.rollout.global_step, config.rollout.validation

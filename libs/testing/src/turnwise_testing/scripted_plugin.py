@@ -93,7 +93,7 @@ class Length:
 @hookimpl
 def register_engines(registry: Registry[Engine]) -> None:
     """Register the engine `scripted`."""
-    registry.add("scripted", make_engine, config=EngineOptions)
+    registry.add("scripted", make_engine, config=EngineOptions, reads_weights=False)
 
 
 @hookimpl

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from turnwise import PoolPlacement, RunConfig, RunPlacement, plan_placement
+from turnwise import Host, PoolPlacement, RunConfig, RunPlacement, plan_placement
+from turnwise.config.models import reads_weights
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
 from turnwise.descriptors import count_fitting, count_needed, raise_descriptor_limit
+from turnwise.errors import ConfigError
+from turnwise.models.inspection import inspect_model
 from turnwise.protocols.command import OK
 from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict
@@ -36,13 +39,14 @@ class PlanCommand:
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        config, _host = load_resolved(arguments.config, arguments.overrides)
+        config, host = load_resolved(arguments.config, arguments.overrides)
         placement = plan_placement(config)
+        model = _describe_model(config, host)
         if arguments.json:
-            plan = plan_as_json(placement, config.memory) | {"open_files": plan_open_files(config)}
+            plan = plan_as_json(placement, config.memory) | {"open_files": plan_open_files(config), "model": model}
             write_output(json.dumps(plan, indent=2) + "\n")
         else:
-            Console().print(_table(placement, config.memory, plan_open_files(config)))
+            Console().print(_table(placement, config.memory, model, plan_open_files(config)))
         return OK
 
 
@@ -108,14 +112,31 @@ def _pool_as_json(pool: PoolPlacement) -> JsonDict:
     }
 
 
-def _table(placement: RunPlacement, memory: MemoryConfig, open_files: Mapping[str, int]) -> Table:
+def _describe_model(config: RunConfig, host: Host) -> str:
+    """Return where the model is; nothing is downloaded. A machine that plans may lack the folders of the run's."""
+    source = config.model_source()
+    if source is None:
+        return "none"
+    try:
+        return inspect_model(source, weights=reads_weights(host, config.engine)).text
+    except ConfigError as error:
+        return f"not on this machine: {error}"
+
+
+def _table(placement: RunPlacement, memory: MemoryConfig, model: str, open_files: Mapping[str, int]) -> Table:
     table = Table(show_header=False)
     table.add_column("name", no_wrap=True)
     table.add_column("value")
     shared = f"hybrid: engines sleep at level {memory.level} while a trainer has the devices"
     kept = "standalone: engines keep their devices"
     memory_row = ("memory", shared if memory.mode == "hybrid" else kept)
-    rows = [*_pool_rows(placement), *_run_rows(placement), memory_row, ("open files", _open_files(**open_files))]
+    rows = [
+        ("model", model),
+        *_pool_rows(placement),
+        *_run_rows(placement),
+        memory_row,
+        ("open files", _open_files(**open_files)),
+    ]
     for name, value in rows:
         table.add_row(Text(name), Text(value))
     return table

@@ -62,7 +62,7 @@ class RolloutCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
-        check_same_config(arguments, config)
+        config = check_same_config(arguments, config)
         configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)
         run = run_in_folder(
             arguments.resume or arguments.out,

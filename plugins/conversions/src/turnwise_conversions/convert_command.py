@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 from turnwise import Chat, EpisodeResult, load_chat
 from turnwise.errors import ConfigError, DataError
 from turnwise.files import partial_path, replace
+from turnwise.models.finding import find_model
+from turnwise.models.location import ModelSource
 from turnwise.protocols import ModelSpec
 from turnwise.protocols.command import OK
 from turnwise.terminal import write_error
@@ -51,7 +53,8 @@ class ConvertCommand:
         parser.add_argument("--out", type=Path, required=True, help="file or, for datasets, folder; must not exist")
         parser.add_argument("--min-reward", type=float, help="leave out episodes with a lower reward, or without one")
         parser.add_argument("--tools", type=Path, help="JSON file with a list of tool schemas (openai, sft)")
-        parser.add_argument("--model", help="atif: name of the model; sft: folder of the model")
+        parser.add_argument("--model", help="atif: name of the model; sft: folder, id on the hub, or .gguf file")
+        parser.add_argument("--revision", help="sft: branch, tag or commit of a model on the hub (default: its main)")
 
     def run(self, arguments: argparse.Namespace) -> int:
         out: Path = arguments.out
@@ -70,20 +73,20 @@ class ConvertCommand:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.to == "sft" and not arguments.model:
-        raise ConfigError("--to sft needs --model, the folder of a model with a chat template")
+        raise ConfigError("--to sft needs --model, a model with a chat template")
     if arguments.to == "sft" and arguments.min_reward is not None:
         raise ConfigError("--min-reward is for episodes; conversations have no reward")
     if arguments.tools is not None and arguments.to not in ("openai", "sft"):
         raise ConfigError(f"--tools is for openai and sft, not for {arguments.to}")
+    if arguments.revision is not None and arguments.to != "sft":
+        raise ConfigError(f"--revision is for sft, not for {arguments.to}")
     if arguments.model and arguments.to in ("openai", "datasets"):
         raise ConfigError(f"--model is for atif and sft, not for {arguments.to}")
 
 
-def _chat_of(model: str) -> Chat:
-    folder = Path(model)
-    if not folder.is_dir():
-        raise ConfigError(f"--model {model}: no such folder")
-    return load_chat(ModelSpec(path=folder))
+def _chat_of(model: str, revision: str | None) -> Chat:
+    source = ModelSource(path=model, base_dir=Path.cwd(), revision=revision, key="--model")
+    return load_chat(ModelSpec(path=find_model(source, weights=False).folder))
 
 
 def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple[list[EpisodeResult], int]:
@@ -96,7 +99,7 @@ def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple
 def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tuple[int, int]:
     """Write the file or the folder; return how many were written and read."""
     if arguments.to == "sft":
-        return _write_sft(arguments.source, arguments.out, _chat_of(arguments.model), tools)
+        return _write_sft(arguments.source, arguments.out, _chat_of(arguments.model, arguments.revision), tools)
     chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
     return _write_episodes(chosen, arguments, tools), num_read
 

@@ -17,10 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise import load_resolved
+from turnwise.config.models import reads_weights
+from turnwise.errors import ConfigError
+from turnwise.models.inspection import inspect_model
 from turnwise.plugin.host import load
+from turnwise.protocols import Finding
 from turnwise.terminal import Console, literal, write_output
 from turnwise.types import PluginRecipe
-from turnwise_doctor.diagnosis import diagnose
+from turnwise_doctor.diagnosis import Diagnosis, diagnose
 
 _TIMEOUT_S: Final = 300.0
 _STYLES: Final = {"ok": "green", "missing": "yellow", "limited": "cyan", "broken": "bold red"}
@@ -43,12 +47,14 @@ class DoctorCommand:
         )
         parser.add_argument("names", nargs="*", metavar="NAME", help="diagnose only these; all if left out")
         parser.add_argument("--python", action="append", default=[], metavar="PATH", help="also ask this interpreter")
-        parser.add_argument("--config", metavar="FILE", help="also ask the replica_python of this run config")
+        parser.add_argument("--config", metavar="FILE", help="also check the model and the replica_python of this run")
         parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        pythons = [*arguments.python, *_replica_pythons(arguments.config)]
+        config_pythons, models = ([], []) if arguments.config is None else _read_config(arguments.config)
+        pythons = [*arguments.python, *config_pythons]
         reports = [diagnose_here(arguments.names)]
+        reports[0]["diagnostics"] += models
         reports += [ask(python, arguments.names) for python in dict.fromkeys(pythons) if python != sys.executable]
         if arguments.json:
             write_output(json.dumps({"interpreters": reports}, indent=2) + "\n")
@@ -58,12 +64,19 @@ class DoctorCommand:
         return 0 if all(_works(name, reports) for name in arguments.names) else 1
 
 
-def _replica_pythons(config_file: str | None) -> list[str]:
-    if config_file is None:
-        return []
-    config, _host = load_resolved(config_file, [])
-    python = config.runtime.ray.replica_python
-    return [python] if python else []
+def _read_config(config_file: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the interpreter of the replicas, and a diagnosis of the run's model; empty for a run without them."""
+    config, host = load_resolved(config_file, [])
+    python, source = config.runtime.ray.replica_python, config.model_source()
+    pythons = [python] if python else []
+    if source is None:
+        return pythons, []
+    try:
+        state = inspect_model(source, weights=reads_weights(host, config.engine))
+        finding = Finding("model", "ok" if state.here else "limited", state.text)
+    except ConfigError as error:
+        finding = Finding("model", "missing", str(error), "give a folder, or the id of a model on the hub")
+    return pythons, [asdict(Diagnosis(name="model", plugin="", findings=(finding,)))]
 
 
 def diagnose_here(names: Sequence[str]) -> Report:

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from turnwise.errors import ConfigError
+from turnwise.models.inspection import inspect_hub
 from turnwise.plugin.host import ALLOW_VARIABLE, Host, load
 from turnwise.protocols import Finding
 from turnwise.types import PluginRecipe
@@ -46,6 +48,26 @@ class TurnwiseDiagnostic:
             else:
                 explanation = f"not installed, so there are no {use}"
                 yield Finding(distribution, "limited", explanation, f"pip install 'turnwise[{extra}]'")
+        yield _hub()
+
+
+def _hub() -> Finding:
+    """Return whether models can be taken from the hub of Hugging Face; it is not asked."""
+    item = "model hub"
+    try:
+        state = inspect_hub()
+    except ConfigError as error:
+        remedy = "pip install 'turnwise[tokenizers]'"
+        return Finding(item, "limited", f"no model can be named by its id: {error}", remedy)
+    token = "with a token" if state.token else "without a token, so gated and private models are out of reach"
+    where = f"{state.endpoint}, {token}; the cache {state.cache} has {state.free / 1e9:.1f} GB left"
+    if state.offline:
+        return Finding(
+            item, "limited", f"HF_HUB_OFFLINE is set, so only cached models run: {where}", "unset HF_HUB_OFFLINE"
+        )
+    if state.free == 0:
+        return Finding(item, "limited", f"the cache cannot be written: {where}", "set HF_HOME to another disk")
+    return Finding(item, "ok", where)
 
 
 def _plugins(host: Host) -> Finding:

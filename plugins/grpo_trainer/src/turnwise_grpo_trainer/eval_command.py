@@ -109,8 +109,7 @@ def _read_setup(arguments: argparse.Namespace) -> TrainSetup:
     rollout = setup.run.rollout
     step = rollout.global_step if arguments.step is None else arguments.step
     setup = evolve(setup, run=evolve(setup.run, rollout=evolve(rollout, global_step=step, validation=True)))
-    check_same_config(arguments, setup.run)
-    return setup
+    return evolve(setup, run=check_same_config(arguments, setup.run))
 
 
 def roll_out(setup: TrainSetup) -> list[EpisodeResult]:

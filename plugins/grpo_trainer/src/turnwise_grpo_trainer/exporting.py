@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from attrs import evolve
 
+from turnwise import RunConfig
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
 from turnwise.files import check_writable, partial_path, replace
+from turnwise.protocols import ModelSpec
 from turnwise_grpo_trainer.checkpoints import (
     MODELS_FOLDER,
     CheckpointStore,
@@ -61,7 +63,7 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
     if merge and train.lora is None:
         raise ConfigError(f"--merge: the training in {out} has no adapters; leave the option out")
     check_checkpoint(checkpoint)
-    spec = run.model_spec() if model is None else evolve(run.model_spec(), path=model)
+    spec = run.model_spec(weights=True) if model is None else _moved(run, model)
     plain = evolve(train.policy, attn_implementation="sdpa", gradient_checkpointing=False)
     policy = load_policy(plain, spec, train.lora)
     load_policy_state(policy, checkpoint / MODELS_FOLDER)
@@ -85,6 +87,12 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
         shutil.rmtree(folder)
     replace(partial, folder)
     return step
+
+
+def _moved(run: RunConfig, folder: Path) -> ModelSpec:
+    """Return the initial model in another folder than the config's."""
+    model = run.model
+    return ModelSpec(path=folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
 
 
 def _check_target(folder: Path, *, overwrite: bool) -> None:

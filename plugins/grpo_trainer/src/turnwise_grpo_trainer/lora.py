@@ -31,14 +31,15 @@ _PEFT_PREFIX: Final = "base_model.model."
 """Prefix of weights in an adapter file of peft."""
 
 
-def add_adapters(model: Any, config: LoraConfig, base: Path | None) -> Any:
+def add_adapters(model: Any, config: LoraConfig, base: str, commit: str | None = None) -> Any:
     """
     Freeze a model and add adapters, which change nothing at first because B is 0.
 
     Args:
         model: a causal model of transformers; changed in place.
         config: the options.
-        base: directory of the model, as exported adapters name it.
+        base: directory of the model or its id on the hub, as exported adapters name it; empty if unknown.
+        commit: of a model on the hub.
 
     Raises:
         ConfigError: peft is missing, or the model does not have these modules.
@@ -54,7 +55,8 @@ def add_adapters(model: Any, config: LoraConfig, base: Path | None) -> Any:
         lora_dropout=config.dropout,
         target_modules=_ALL_LINEAR if names == (_ALL_LINEAR,) else list(names),
         task_type="CAUSAL_LM",
-        base_model_name_or_path=str(base) if base else None,
+        base_model_name_or_path=base or None,
+        revision=commit,
     )
     tied = _count_names(model)
     # All processes that shard a model must start with the same A, whatever they have drawn before.

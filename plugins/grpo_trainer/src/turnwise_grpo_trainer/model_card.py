@@ -81,7 +81,7 @@ def write_card(
         step=step,
         num_steps=train.num_steps,
         version=version("turnwise"),
-        origin=Path(run.model.path or "unknown").name,
+        origin=run.model.path if run.model.commit else Path(run.model.path or "unknown").name,
         held_out=_describe_results(validations, step),
         config=describe_config(run),
     )

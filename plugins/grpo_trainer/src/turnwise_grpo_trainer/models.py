@@ -30,9 +30,10 @@ def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None =
     model = _load("AutoModelForCausalLM", config, spec)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    base = spec.name if spec.commit else str(spec.path or "")
     # With dropout, the trainer's probabilities would differ from the engine's.
     _disable_dropout(model)
-    return model if lora is None else add_adapters(model, lora, spec.path).train()
+    return model if lora is None else add_adapters(model, lora, base, spec.commit).train()
 
 
 def load_reference(config: PolicyConfig, spec: ModelSpec) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Final
 
 from attrs import frozen
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from turnwise import PoolPlacement, RolloutManager, plan_placement
 from turnwise.errors import ConfigError
+from turnwise.models.hub import weight_bytes
 from turnwise.terminal import Console
 from turnwise_grpo_trainer.devices import gpus_per_process
 from turnwise_grpo_trainer.train_setup import TrainSetup
@@ -47,12 +47,12 @@ def describe_plan(setup: TrainSetup) -> list[tuple[str, str]]:
     """
     RolloutManager.from_config(setup.run, setup.host)  # checks the options of every plugin; starts nothing
 
-    train, run, algorithm = setup.train, setup.run, setup.train.algorithm
+    train, run, algorithm, commit = setup.train, setup.run, setup.train.algorithm, setup.model.commit
     place = place_training(setup)
     episodes = train.tasks_per_step * setup.group_size
     sharding = "FSDP2" if train.sharding.sharded else "unsharded"
     return [
-        ("model", str(setup.model.path)),
+        ("model", f"{setup.model.name} at {commit[:12]}" if commit else str(setup.model.path)),
         ("engine", f"{run.engine.name}, runtime {run.runtime.name}"),
         ("agent", f"{run.agent.name}, reward {run.reward.name if run.reward else 'none'}"),
         ("tasks", f"{len(setup.tasks)} for training, {len(setup.validation_tasks)} held out"),
@@ -144,14 +144,15 @@ def _count_trainer_bytes(setup: TrainSetup) -> float:
     With LoRA only the weights count, which are the reference, too: adapters are small.
     """
     policy, algorithm, sharding = setup.train.policy, setup.train.algorithm, setup.train.sharding
-    size = _count_parameters(setup.model.path) * _BYTES[policy.dtype]
+    size = _count_parameters(setup) * _BYTES[policy.dtype]
     trained = 4.0 + (1 if algorithm.kl_loss_coef > 0 else 0) if setup.train.lora is None else 1.0
     models = trained + (4 if algorithm.adv_estimator.name == "gae" else 0)
     return size * models / (sharding.num_processes if sharding.sharded else 1)
 
 
-def _count_parameters(path: Path | None) -> float:
+def _count_parameters(setup: TrainSetup) -> float:
     """Return the number of parameters, from the sizes of the weight files and the data type in the config."""
+    path = setup.model.path
     if path is None or not (path / "config.json").is_file():
         return 0.0
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -161,7 +162,9 @@ def _count_parameters(path: Path | None) -> float:
     if index.is_file():
         return float(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]) / width
     files = list(path.glob("*.safetensors"))
-    return sum(file.stat().st_size for file in files) / width
+    source = setup.run.model_source() if setup.model.commit and not files else None
+    on_hub = weight_bytes(source) if source is not None else None  # before the weights are downloaded
+    return (on_hub or sum(file.stat().st_size for file in files)) / width
 
 
 def print_plan(setup: TrainSetup) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # torch re-exports them implicitly
 
+from turnwise.config.models import find_here
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import TrainConfig
@@ -52,9 +53,10 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
     if spec.train.sharding.num_threads is not None:
         torch.set_num_threads(spec.train.sharding.num_threads)
     seed_torch(spec.seed)  # the same in all processes: new weights must not depend on their number
+    model = find_here(spec.model)  # this process may be on another machine than the driver
     learner = Learner.load(
         spec.train,
-        spec.model,
+        model,
         temperature=spec.temperature,
         response_length=spec.response_length,
         device=device,
@@ -62,7 +64,7 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         plugins=spec.plugins,
     )
     seed_torch(spec.seed, learner.rank)  # each process draws its own dropout
-    return LocalTrainer(learner, Path(spec.model.path or "."))
+    return LocalTrainer(learner, Path(model.path or "."))
 
 
 def join_group(store: Store | None, *, rank: int, world_size: int, device: torch.device) -> None:

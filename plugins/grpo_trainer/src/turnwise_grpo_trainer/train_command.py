@@ -61,7 +61,8 @@ class TrainCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         from turnwise import configure_logging
         from turnwise_grpo_trainer.placement import print_plan
-        from turnwise_grpo_trainer.train_setup import read_setup
+        from turnwise_grpo_trainer.run_config import load_saved_config
+        from turnwise_grpo_trainer.train_setup import read_setup, with_model
 
         for package in ("torch", "transformers"):
             # Not imported yet: that takes several seconds, and a plan or a refusal needs neither.
@@ -71,7 +72,7 @@ class TrainCommand:
         setup = read_setup(arguments.config, overrides)
         configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format, whole_stream=True)
         if arguments.dry_run:
-            print_plan(setup)
+            print_plan(with_model(setup, weights=False))
             return OK
         if arguments.out is None:
             raise ConfigError("--out: missing; name an output folder, or add --dry-run")
@@ -79,6 +80,7 @@ class TrainCommand:
         try:
             with _hold(out):
                 resume = prepare_out(out, overwrite=arguments.overwrite, resume=resume)
+                setup = with_model(setup, load_saved_config(out) if resume else None)
                 from turnwise_grpo_trainer.training import run_training
 
                 run_training(setup, out, resume=resume)

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import asdict, evolve, frozen
 
 from turnwise import Host, RunConfig, Task, load_resolved, structure
+from turnwise.config.models import keep_commits, pin_models
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise.weights.sleep import drops_weights
@@ -26,7 +27,7 @@ class TrainSetup:
         run: the resolved run config.
         host: the loaded plugins.
         train: the `train` section.
-        model: the model to train.
+        model: the model to train; of one on the hub, the path is there after `with_model`.
         tasks: training tasks.
         validation_tasks: held-out tasks; empty if the config names none.
         shares: the files of a mixture, in the order of their tasks; empty for a single file.
@@ -60,7 +61,7 @@ class TrainSetup:
         run = self.run
         parts = {kind: getattr(run, kind).name for kind in ("engine", "agent", "reward", "runtime")}
         return {
-            "model": str(self.model.path),
+            "model": self.model.name if self.model.commit else str(self.model.path),
             **parts,
             "rollout": asdict(run.rollout),
             "memory": asdict(run.memory),
@@ -88,10 +89,27 @@ def read_setup(path: str, overrides: Iterable[str] = (), *, needs_train: bool = 
     tasks = [task for source in sources for task in source]
     weights = [source.weight for source in run.data.sources]
     shares = [Share(len(source), weight) for source, weight in zip(sources, weights, strict=False)]
-    setup = TrainSetup(run, host, train, run.model_spec(), tasks, _load_validation_tasks(run), shares)
+    setup = TrainSetup(run, host, train, ModelSpec(), tasks, _load_validation_tasks(run), shares)
     if needs_train:
         _check(setup, path)
-    return setup
+    return setup if run.is_on_hub(run.model) else evolve(setup, model=run.model_spec())
+
+
+def with_model(setup: TrainSetup, earlier: RunConfig | None = None, *, weights: bool = True) -> TrainSetup:
+    """
+    Return a setup whose model is on this machine, downloaded or converted if necessary.
+
+    Args:
+        setup: the inputs of the training.
+        earlier: config of the training to continue, whose commits stay.
+        weights: download the weights of a model on the hub too.
+
+    Raises:
+        ConfigError: the model does not exist or cannot be downloaded.
+    """
+    run = setup.run if earlier is None else keep_commits(setup.run, earlier)
+    run = pin_models(run, setup.host, weights=weights)
+    return evolve(setup, run=run, model=run.model_spec(weights=weights))
 
 
 def _structure_train(section: Mapping[str, Any], path: str) -> TrainConfig:

@@ -80,8 +80,9 @@ def is_enabled() -> bool:
 
 
 def make_otel(config: OtelConfig, resources: Resources) -> OtelObserver:
-    """Return the observer; spans have the folder name of the model as model name."""
-    return OtelObserver(config, "" if resources.model.path is None else resources.model.path.name)
+    """Return the observer; spans have the id on the hub, or the folder name, of the model as model name."""
+    model = resources.model
+    return OtelObserver(config, model.name or ("" if model.path is None else model.path.name))
 
 
 class OtelObserver(TimelineObserver):

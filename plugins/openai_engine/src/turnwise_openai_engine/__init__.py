@@ -16,7 +16,7 @@ def make_openai(config: OpenAIConfig, resources: turnwise.Resources) -> turnwise
 @turnwise.hookimpl
 def register_engines(registry: turnwise.Registry[turnwise.Engine]) -> None:
     """Add `openai`."""
-    registry.add("openai", make_openai, config=OpenAIConfig)
+    registry.add("openai", make_openai, config=OpenAIConfig, reads_weights=False)
 
 
 def make_diagnostic(_config: turnwise.NoConfig, _resources: turnwise.Resources) -> turnwise.Diagnostic:

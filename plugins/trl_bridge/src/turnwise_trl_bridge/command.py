@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from turnwise import NoConfig, Resources, load_config
+from turnwise import NoConfig, Resources, load_resolved
+from turnwise.config.models import pin_models
 from turnwise.errors import ConfigError
 from turnwise.files import check_writable
 from turnwise.terminal import write_output
@@ -49,13 +50,14 @@ class TrlCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         check_installed("trl")
-        config = load_config(arguments.config, arguments.overrides)
+        config, host = load_resolved(arguments.config, arguments.overrides)
         if config.rollout.n < 2:
             raise ConfigError(f"rollout.n is the group size and must be at least 2, got {config.rollout.n}")
         if config.model.path is None:
             raise ConfigError("model.path is not set: set it to the model to train")
         tasks = load_tasks(config)
         check_out(arguments.out)
+        config = pin_models(config, host, weights=True)
         from turnwise_trl_bridge.training import train_async, train_sync
 
         log = (train_async if arguments.overlap else train_sync)(config, tasks, arguments)

@@ -20,11 +20,11 @@ from turnwise_trl_bridge.training import save
 _COLUMNS = ["input_ids", "labels"]
 
 
-def train_sft(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train, save the model and return the trainer's log."""
+def train_sft(arguments: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
+    """Train the model of a folder, save it and return the trainer's log."""
     rows = _read_rows(arguments.rows)
     trainer = SFTTrainer(
-        AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         args=SFTConfig(
             output_dir=str(arguments.out),
             # TRL would cut rows after 1,024 tokens.
@@ -42,7 +42,7 @@ def train_sft(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             seed=arguments.seed,
         ),
         train_dataset=rows,
-        processing_class=AutoTokenizer.from_pretrained(arguments.model),
+        processing_class=AutoTokenizer.from_pretrained(model),
     )
     trainer.train()
     return save(trainer, arguments)

@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import evolve
+
 from turnwise import NoConfig, Resources
 from turnwise.errors import ConfigError
 from turnwise.files import partial_path, raise_disk_error, write_text
+from turnwise.models.finding import find_model
+from turnwise.models.location import FoundModel, ModelSource
 from turnwise.protocols.command import OK
 from turnwise.terminal import write_error, write_output
 from turnwise.types import JsonObject
@@ -40,7 +44,12 @@ class SftCommand:
             "Exit codes: 0; 2 for bad input; 130 if interrupted; 1 if it failed."
         )
         parser.add_argument("rows", type=Path, help="Parquet file of `turnwise convert --to sft` for this model")
-        parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="folder of the model")
+        parser.add_argument(
+            "--model",
+            required=True,
+            help="folder of the model, its id on the hub such as Qwen/Qwen3-0.6B, or a .gguf file",
+        )
+        parser.add_argument("--revision", help="branch, tag or commit of a model on the hub (default: its main branch)")
         parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder, empty or missing")
         parser.add_argument("--resume", action="store_true", help="train again after an interrupt, or start")
         parser.add_argument("--epochs", type=positive_int, default=1, help="passes over the rows (default 1)")
@@ -50,10 +59,10 @@ class SftCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         check_installed("sft")
-        if not arguments.model.is_dir():
-            raise ConfigError(f"--model {arguments.model}: no such folder")
-        out, options = arguments.out, _options(arguments)
+        out = arguments.out
         (make_folder if arguments.resume else check_out)(out)
+        model = find_model(_source(arguments))
+        options = _options(arguments, model)
         with writing_to(out, "the same command with --resume trains again"):
             if arguments.resume and _is_complete(out, options):
                 write_error(f"turnwise: {out}: the model is complete\n")
@@ -61,7 +70,7 @@ class SftCommand:
             options_text = json.dumps(options, indent=2) + "\n"
             write_text(out / OPTIONS_FILE, options_text)
             try:
-                log = _train(arguments)
+                log = _train(arguments, model.folder)
             except KeyboardInterrupt:
                 write_error(f"turnwise: {out} has no complete model; the same command with --resume trains again\n")
                 raise
@@ -74,10 +83,34 @@ class SftCommand:
         return OK
 
 
-def _options(arguments: argparse.Namespace) -> JsonObject:
+def _source(arguments: argparse.Namespace) -> ModelSource:
+    """Return where the model is; a training that is resumed keeps the commit that it started with."""
+    source = ModelSource(path=arguments.model, base_dir=Path.cwd(), revision=arguments.revision, key="--model")
+    if not (arguments.resume and source.is_on_hub and (arguments.out / OPTIONS_FILE).exists()):
+        return source
+    before = _read_options(arguments.out)
+    is_same = (before.get("model"), before.get("revision")) == (arguments.model, arguments.revision)
+    commit = before.get("commit")
+    return evolve(source, commit=commit) if is_same and isinstance(commit, str) else source
+
+
+def _options(arguments: argparse.Namespace, model: FoundModel) -> JsonObject:
     """Return the options that decide the model."""
-    paths = {name: str(getattr(arguments, name).absolute()) for name in ("rows", "model")}
-    return paths | {name: getattr(arguments, name) for name in ("epochs", "batch_size", "learning_rate", "seed")}
+    names = ("epochs", "batch_size", "learning_rate", "seed")
+    of_hub = {"revision": arguments.revision, "commit": model.commit} if model.commit else {}
+    path = arguments.model if model.commit else str(Path(arguments.model).expanduser().absolute())
+    paths = {"rows": str(arguments.rows.absolute()), "model": path, **of_hub}
+    return paths | {name: getattr(arguments, name) for name in names}
+
+
+def _read_options(out: Path) -> JsonObject:
+    try:
+        options = json.loads((out / OPTIONS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--resume: {out} is not empty, and no training of turnwise sft: {error}") from error
+    if not isinstance(options, dict):
+        raise ConfigError(f"--resume: {out} is not empty, and no training of turnwise sft: {OPTIONS_FILE} is no object")
+    return options
 
 
 def _is_complete(out: Path, options: JsonObject) -> bool:
@@ -85,23 +118,20 @@ def _is_complete(out: Path, options: JsonObject) -> bool:
     partial_path(out / OPTIONS_FILE).unlink(missing_ok=True)
     if not any(out.iterdir()):
         return False
-    try:
-        before = json.loads((out / OPTIONS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--resume: {out} is not empty, and no training of turnwise sft: {error}") from error
+    before = _read_options(out)
     for name, value in options.items():
         if before.get(name) != value:
             raise ConfigError(f"--resume: {out} has another training: {name} is {before.get(name)!r}, not {value!r}")
     return (out / LOG_FILE).exists()
 
 
-def _train(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _train(arguments: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
     from safetensors import SafetensorError
 
     from turnwise_trl_bridge.sft import train_sft
 
     try:
-        return train_sft(arguments)
+        return train_sft(arguments, model)
     except SafetensorError as error:
         raise_disk_error(error)
         raise

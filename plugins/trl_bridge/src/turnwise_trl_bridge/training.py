@@ -19,7 +19,7 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
 
     from turnwise_trl_bridge.grpo import TurnwiseGRPOTrainer
 
-    path = str(config.model_spec().path)
+    path = str(config.model_spec(weights=True).path)
     rollouts = Rollouts.from_config(config, tasks)
     args = GRPOConfig(
         **_common_args(config, arguments),
@@ -45,7 +45,7 @@ def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespac
     from turnwise_trl_bridge.tree_attention import allow_cpu, use_sdpa_tree_attention
     from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker
 
-    path = str(config.model_spec().path)
+    path = str(config.model_spec(weights=True).path)
     rollouts = Rollouts.from_config(config, tasks)
     rollout = config.rollout
     args = AsyncGRPOConfig(

@@ -36,7 +36,7 @@ def make_interaction(config: VerlInteractionConfig, _resources: Resources) -> In
 @hookimpl
 def register_engines(registry: Registry[Engine]) -> None:
     """Add `verl`."""
-    registry.add("verl", make_verl, config=VerlEngineConfig)
+    registry.add("verl", make_verl, config=VerlEngineConfig, reads_weights=False)
 
 
 @hookimpl

@@ -22,6 +22,7 @@ from turnwise import (
     handle_interrupts,
     load_resolved,
 )
+from turnwise.config.models import pin_models
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.terminal import write_error, write_output
 from turnwise_gateway.host import RunningServer
@@ -82,10 +83,11 @@ class ServeCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
-        check_same_config(arguments, config)
+        config = check_same_config(arguments, config)
         if config.runtime.name != "local":
             raise ConfigError("turnwise gateway serve runs its engine in this process: set runtime=local")
         configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)
+        config = pin_models(config, host, weights=False)
         with locked_folder(arguments.resume or arguments.out) as folder:
             _serve(config, host, folder, arguments)
         return 0

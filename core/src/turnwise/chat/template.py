@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.chat.call_ids import CallIdRules
 from turnwise.chat.contents import ContentGuard
 from turnwise.chat.delta import DeltaProver, DeltaTemplate
 from turnwise.chat.probe import BASE, Plain, with_answer_keys
@@ -90,6 +91,7 @@ class ChatTemplate:
         self._prover = DeltaProver(self._renderer, self._tokenizer)
         self._heads = HeadCache(self._tokenizer)
         self._shown = ShownMessages(self._renderer)
+        self._call_ids = CallIdRules(self._renderer, self._contents.value)
         self._deltas: dict[tuple[str, ...], DeltaTemplate | str] = {}
         self._renderer.render(BASE)
         self._renderer.check_options()
@@ -158,9 +160,16 @@ class ChatTemplate:
             end -= 1
         return self._tokenizer.decode(token_ids[:end])
 
+    def takes_call_id(self, call_id: str, tool: str) -> bool:
+        return self._call_ids.take(call_id, tool)
+
+    def write_call_id(self, tool: str, number: int) -> str:
+        return self._call_ids.write(tool, number)
+
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """Return the text of a conversation in the first form in which the template shows all of it."""
         error, hides = TemplateError("no form was tried"), ""
+        messages = self._call_ids.rename(messages)
         for form in _forms_of(messages):
             plain = self._plain(messages, **form)
             try:

@@ -11,6 +11,7 @@ from turnwise.protocols.adapter import Adapter as Adapter
 from turnwise.protocols.agent import Agent as Agent
 from turnwise.protocols.agent import Episode as Episode
 from turnwise.protocols.agent import ServingAgent as ServingAgent
+from turnwise.protocols.chat import CallIdChat as CallIdChat
 from turnwise.protocols.chat import Chat as Chat
 from turnwise.protocols.chat import Tokenizer as Tokenizer
 from turnwise.protocols.command import Command as Command

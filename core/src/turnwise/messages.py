@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from turnwise.protocols import CallIdChat, Chat
+from turnwise.protocols import CallIdChat, Chat, ReasoningParser
 from turnwise.types import Message, ToolCall
 
 UNNAMED_CALL: Final = "malformed_call"
@@ -103,9 +103,25 @@ def format_arguments(call: ToolCall) -> str:
     return call.raw if call.error else _ENCODER.encode(dict(call.arguments))
 
 
-def build_turn_message(content: str, calls: Sequence[ToolCall] = (), ids: Sequence[str] = ()) -> Message:
-    """Return a turn as a message, whose calls have these ids; a turn without calls has no `tool_calls`."""
+def build_turn_message(
+    content: str,
+    calls: Sequence[ToolCall] = (),
+    ids: Sequence[str] = (),
+    reasoning_parser: ReasoningParser | None = None,
+) -> Message:
+    """
+    Return a turn as a message.
+
+    Args:
+        content: text outside the calls.
+        calls: of the turn; a turn without any has no `tool_calls`.
+        ids: of the calls.
+        reasoning_parser: splits `reasoning_content` from the content; None leaves it there.
+    """
+    reasoning, content = ("", content) if reasoning_parser is None else reasoning_parser.split(content)
     message: dict[str, object] = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
             {"id": name, "type": "function", "function": {"name": call.name, "arguments": format_arguments(call)}}

@@ -205,7 +205,8 @@ class RunConfig:
         agents: further agents, by the name that a task's `agent_name` gives.
         engine: samples tokens.
         parser: finds tool calls in sampled tokens.
-        reasoning_parser: splits the reasoning from the text of a turn, for agents that report it apart.
+        reasoning_parser: splits the reasoning from the text of a turn, for agents that report it apart; null is the one
+            of the parser's format, if it has one, such as `harmony` for `gpt_oss`.
         reward: scores episodes.
         group_reward: scores the episodes of a task together; on Ray it needs `runtime.reward_workers`.
         judge: a second model, which rewards may ask; null for none.

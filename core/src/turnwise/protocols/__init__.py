@@ -30,6 +30,7 @@ from turnwise.protocols.reward import Reward as Reward
 from turnwise.protocols.router import ReplicaLoad as ReplicaLoad
 from turnwise.protocols.router import Router as Router
 from turnwise.protocols.tool import Interaction as Interaction
+from turnwise.protocols.tool import ReasoningFormat as ReasoningFormat
 from turnwise.protocols.tool import ReasoningParser as ReasoningParser
 from turnwise.protocols.tool import Tool as Tool
 from turnwise.protocols.tool import ToolParser as ToolParser

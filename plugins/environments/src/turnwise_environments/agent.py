@@ -126,7 +126,7 @@ class EnvironmentAgent:
         memory["turns"] += 1
         content, calls = await self._parse_turn(episode, result.token_ids)
         ids = name_calls(calls, memory["turns"], self._chat, episode.messages)
-        episode.messages.append(build_turn_message(content, calls, ids))
+        episode.messages.append(build_turn_message(content, calls, ids, self._resources.reasoning))
         if result.finish_reason is FinishReason.LENGTH and episode.remaining_tokens == 0:
             raise BudgetExhausted("the budget ended within the model's turn, which is no action")
         notes = [_note_call(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
@@ -139,7 +139,7 @@ class EnvironmentAgent:
         return parser.parse(token_ids) if parser is not None and has_tools else (self._chat.text(token_ids), ())
 
     def _without_reasoning(self, content: str) -> str:
-        parser = self._resources.reasoning_parser
+        parser = self._resources.reasoning
         return content if parser is None else parser.split(content)[1]
 
     async def _act(self, episode: Episode) -> State:

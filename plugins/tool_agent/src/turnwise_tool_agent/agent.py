@@ -48,6 +48,7 @@ class ToolAgent:
         self._config = config
         self._chat = resources.chat
         self._parser = resources.parser
+        self._reasoning_parser = resources.reasoning
         self._schemas = resources.tool_schemas
         self._shown = () if config.tools_in_prompt else self._schemas
         self._has_user = resources.interaction is not None
@@ -108,7 +109,7 @@ class ToolAgent:
         content, calls = self._parse_turn(result.token_ids)
         ids = name_calls(calls, memory["assistant_turns"], self._chat, episode.messages)
         memory["calls"] = [_to_notes(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
-        episode.messages.append(build_turn_message(content, calls, ids))
+        episode.messages.append(build_turn_message(content, calls, ids, self._reasoning_parser))
         return self._next_state(episode)
 
     def _parse_turn(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:

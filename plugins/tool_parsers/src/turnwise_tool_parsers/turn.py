@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
 
-from turnwise import ToolCall
+from turnwise import ReasoningParser, ToolCall
 from turnwise_strict_json import MalformedError, check_value, load_json, read_json
 from turnwise_tool_parsers.schema_values import ArgumentTypes
 
@@ -50,6 +50,7 @@ class Grammar(ABC):
         closing: tags that end a call.
         must_close: a call without its closing tag is malformed.
         argument_keys: of a call's object, either of which holds the arguments; errors name the first.
+        reasoning_parser: of the format's own reasoning; None if the reasoning has tags that differ between models.
         bare: how a call starts that has no opening tag; such calls are only at the start of a turn.
     """
 
@@ -59,6 +60,7 @@ class Grammar(ABC):
     closing: tuple[str, ...] = ()
     must_close: ClassVar[bool] = False
     argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
+    reasoning_parser: ClassVar[ReasoningParser | None] = None
     bare: ClassVar[re.Pattern[str] | None] = None
 
     def find(self, turn: Turn, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:

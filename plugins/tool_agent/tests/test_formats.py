@@ -1,15 +1,20 @@
-"""Results of tools carry the ids that the model sampled, in the templates that show ids."""
+"""Runs with the parsers of formats: ids of calls over their results, and reasoning apart from the content."""
 
 import asyncio
+import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from turnwise import Registry, Resources
+from turnwise.chat.template import ChatTemplate
 from turnwise_plain_functions import tool
 from turnwise_testing import templates
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
 from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.tokenizers import byte_tokenizer
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_parsers import register_tool_parsers
@@ -115,3 +120,26 @@ def test_a_new_id_is_none_that_the_model_wrote():
     first, second = results_of(text, '"call_id": "', '"')
     assert first == "call00200" != second
     assert len(second) == 9
+
+
+_SPEC = importlib.util.find_spec("trl")
+GPT_OSS = Path(_SPEC.origin).parent / "chat_templates/gptoss.jinja" if _SPEC and _SPEC.origin else Path("missing")
+GPT_OSS_CALL = (
+    "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    '<|constrain|>json<|message|>{"a": 1, "b": 2}<|call|>'
+)
+GPT_OSS_ANSWER = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>It is 3."
+
+
+@pytest.mark.skipif(not GPT_OSS.is_file(), reason="trl is not installed")
+@pytest.mark.parametrize("parser", ["gpt_oss", "auto"])
+def test_gpt_oss(parser):
+    """No tag is in the content of the last message, nor in that of the turn with the call; the reasoning is apart."""
+    source = GPT_OSS.read_text(encoding="utf-8")
+    chat = ChatTemplate(byte_tokenizer(source, sorted(set(re.findall(r"<\|[a-z_]+\|>", source)))))
+
+    _text, result = converse(chat, parser, GPT_OSS_CALL, GPT_OSS_ANSWER)
+
+    _user, call, tool_result, answer = result.messages
+    assert (call["content"], call["reasoning_content"], tool_result["content"]) == ("", "I add.", "3")
+    assert answer == {"role": "assistant", "content": "It is 3.", "reasoning_content": "Easy."}

@@ -26,6 +26,7 @@ from turnwise.chat.delta import DeltaProver, DeltaTemplate
 from turnwise.chat.probe import BASE, Plain, with_answer_keys
 from turnwise.chat.render import (
     MAX_TEMPLATE_BYTES,
+    REASONING_KEYS,
     HeadCache,
     HuggingFaceTokenizer,
     Renderer,
@@ -51,12 +52,20 @@ _CALL_FORMS: tuple[dict[str, bool], ...] = (
 """How templates want tool calls of earlier turns, the most common form first; DeepSeek's is the last."""
 
 
-def _forms_of(messages: Sequence[Message]) -> Iterator[dict[str, bool]]:
-    """Yield the forms of a conversation; a template that does not know the role `developer` knows `system`."""
-    forms = _CALL_FORMS if any(message.get("tool_calls") for message in messages) else ({},)
-    yield from forms
-    if any(message.get("role") == "developer" for message in messages):
-        yield from ({**form, "developer_as_system": True} for form in forms)
+def _forms_of(messages: Sequence[Message], reasoning_key: str) -> Iterator[dict[str, Any]]:
+    """
+    Yield the forms of a conversation.
+
+    A template that does not know the role `developer` knows `system`. The reasoning has the template's own name for it,
+    unless the template refuses that: gpt-oss shows no reasoning beside a content with calls.
+    """
+    forms: Sequence[dict[str, Any]] = _CALL_FORMS if any(each.get("tool_calls") for each in messages) else ({},)
+    renames = any(not each.keys().isdisjoint(REASONING_KEYS) and reasoning_key not in each for each in messages)
+    for key in (reasoning_key, "") if reasoning_key and renames else ("",):
+        named = [{**form, "reasoning_key": key} for form in forms]
+        yield from named
+        if any(message.get("role") == "developer" for message in messages):
+            yield from ({**form, "developer_as_system": True} for form in named)
 
 
 class ChatTemplate:
@@ -170,10 +179,14 @@ class ChatTemplate:
         """Return the text of a conversation in the first form in which the template shows all of it."""
         error, hides = TemplateError("no form was tried"), ""
         messages = self._call_ids.rename(messages)
-        for form in _forms_of(messages):
-            plain = self._plain(messages, **form)
+        for form in _forms_of(messages, self._renderer.reasoning_key):
+            # The guard comes after it: the arguments are read out of JSON that may have escaped a special token.
+            whole = [plain_message(message, **form) for message in messages]
+            plain: list[Plain] = self._contents.value(whole)
             try:
                 text = self._renderer.render(plain, tools)
+                if plain != whole:  # the template's own checks of contents must see special tokens whole
+                    self._renderer.render(whole, tools)
             except TemplateError as refusal:
                 error = refusal
                 continue
@@ -186,10 +199,6 @@ class ChatTemplate:
         if place := find_unreadable_arguments(messages):
             raise TemplateError(f"{place}: the arguments are no JSON object, and {error}") from error
         raise error
-
-    def _plain(self, messages: Sequence[Message], **form: bool) -> list[Plain]:
-        # After `plain_message`, which reads arguments out of JSON that may have escaped a special token.
-        return [self._contents.value(plain_message(message, **form)) for message in messages]
 
     def _delta_template(self, messages: Sequence[Message]) -> DeltaTemplate:
         try:
@@ -214,11 +223,15 @@ class ChatTemplate:
         """Return the text of the messages and the next generation prompt."""
         if template.pieces is not None and all(message.keys() <= _PLAIN_KEYS for message in messages):
             return template.fill([self._contents.text(content_text(message)) for message in messages])
-        plain = self._plain(messages)
+        uncut = [plain_message(message) for message in messages]
+        plain: list[Plain] = self._contents.value(uncut)
         for key in template.needs:
             if any(message["role"] == "tool" and not message.get(key) for message in plain):
                 raise TemplateError(f"{self._renderer.name} shows {key!r} of a tool message, so each needs one")
-        return template.suffix(self._prover.whole(template, with_answer_keys(plain)))
+        whole = self._prover.whole(template, with_answer_keys(plain))
+        if plain != uncut:  # as in a prompt
+            self._prover.whole(template, with_answer_keys(uncut))
+        return template.suffix(whole)
 
     def _stop_texts(self, more: Sequence[int]) -> dict[int, str]:
         templates = [template for template in self._deltas.values() if isinstance(template, DeltaTemplate)]

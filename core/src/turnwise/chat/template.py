@@ -14,14 +14,16 @@ each kind of message (see `turnwise.chat.delta`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from turnwise.chat.call_ids import CallIdRules
 from turnwise.chat.contents import ContentGuard
+from turnwise.chat.conversations import ConversationCheck
 from turnwise.chat.delta import DeltaProver, DeltaTemplate
 from turnwise.chat.probe import BASE, Plain, with_answer_keys
 from turnwise.chat.render import (
@@ -78,6 +80,7 @@ class ChatTemplate:
         stop_token_ids: additional ids that end a turn, besides the template's and the tokenizer's.
         name: of the template, for error texts.
         special_tokens: treatment of special tokens that messages spell; schemas of tools are not messages.
+        check_every: one conversation in so many is compared with its rendering as a whole; 0 compares none.
 
     Raises:
         TemplateError: the template is missing, larger than 1 MiB, does not parse, or can append neither user messages
@@ -93,6 +96,7 @@ class ChatTemplate:
         stop_token_ids: Sequence[int] = (),
         name: str = "the chat template",
         special_tokens: SpecialTokenPolicy = "text",
+        check_every: int = 64,
     ) -> None:
         self._tokenizer = HuggingFaceTokenizer(tokenizer)
         self._contents = ContentGuard(self._tokenizer.special_tokens, special_tokens)
@@ -102,6 +106,9 @@ class ChatTemplate:
         self._shown = ShownMessages(self._renderer)
         self._call_ids = CallIdRules(self._renderer, self._contents.value)
         self._deltas: dict[tuple[str, ...], DeltaTemplate | str] = {}
+        self._check_every = check_every
+        self._has_warned = False
+        self._conversations = ConversationCheck(self._renderer, self._plain, self._delta_template, self._suffix)
         self._renderer.render(BASE)
         self._renderer.check_options()
         self.verify()
@@ -175,6 +182,25 @@ class ChatTemplate:
     def write_call_id(self, tool: str, number: int) -> str:
         return self._call_ids.write(tool, number)
 
+    def check_conversation(
+        self, number: int, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> Mapping[str, float]:
+        if not self._check_every or number % self._check_every:
+            return {}
+        difference = self._conversations.find_difference(messages, tools)
+        if difference is None:
+            return {}
+        if difference and not self._has_warned:
+            self._has_warned = True
+            structlog.get_logger().warning(
+                "the chat template renders a conversation differently", template=self._renderer.name, at=difference
+            )
+        return {"template/compared_conversations": 1.0, "template/differing_conversations": float(bool(difference))}
+
+    def _plain(self, messages: Sequence[Message]) -> list[Plain]:
+        key = self._renderer.reasoning_key
+        return [self._contents.value(plain_message(message, reasoning_key=key)) for message in messages]
+
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """Return the text of a conversation in the first form in which the template shows all of it."""
         error, hides = TemplateError("no form was tried"), ""
@@ -241,11 +267,14 @@ class ChatTemplate:
         return {token_id: self._tokenizer.decode([token_id]) for token_id in dict.fromkeys((*ids, *more))}
 
 
-def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> ChatTemplate:
+def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", check_every: int = 64) -> ChatTemplate:
     """
     Load the tokenizer and chat template of a model directory; nothing is downloaded.
 
-    `special_tokens` is the treatment of special tokens that messages spell.
+    Args:
+        spec: the model.
+        special_tokens: treatment of special tokens that messages spell.
+        check_every: one conversation in so many is compared with its rendering as a whole; 0 compares none.
 
     Raises:
         ConfigError: a file is missing or cannot be read, or `trust_remote_code` comes without `revision`.
@@ -267,7 +296,12 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> C
         raise ConfigError(f"{str(spec.path)!r} has no chat template; name a file of one in model.chat_template")
     stops = _generation_stops(spec.path)
     return ChatTemplate(
-        tokenizer, spec.template_options, stop_token_ids=stops, name=name, special_tokens=special_tokens
+        tokenizer,
+        spec.template_options,
+        stop_token_ids=stops,
+        name=name,
+        special_tokens=special_tokens,
+        check_every=check_every,
     )
 
 

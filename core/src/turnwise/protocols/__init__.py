@@ -13,6 +13,7 @@ from turnwise.protocols.agent import Episode as Episode
 from turnwise.protocols.agent import ServingAgent as ServingAgent
 from turnwise.protocols.chat import CallIdChat as CallIdChat
 from turnwise.protocols.chat import Chat as Chat
+from turnwise.protocols.chat import CheckedChat as CheckedChat
 from turnwise.protocols.chat import Tokenizer as Tokenizer
 from turnwise.protocols.command import Command as Command
 from turnwise.protocols.command import Diagnostic as Diagnostic

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from turnwise.types import Message, TokenArray, ToolSchema
@@ -67,4 +67,19 @@ class CallIdChat(Protocol):
         Return an id in the template's own form; empty if any id will do.
 
         `number` counts the calls of the conversation, from 0.
+        """
+
+
+@runtime_checkable
+class CheckedChat(Protocol):
+    """A chat template that compares real conversations with its renderings of the whole."""
+
+    def check_conversation(
+        self, number: int, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> Mapping[str, float]:
+        """
+        Compare a conversation, if its number is one of those to compare; the first difference is logged.
+
+        Returns:
+            Metrics of the episode; nothing if the conversation was not compared.
         """

@@ -241,12 +241,14 @@ class ToolCall:
         arguments: its JSON object; empty when malformed.
         error: the reason why the call cannot run, as a text for the model; empty for a good call.
         raw: the text between the tags, as sampled.
+        id: of the call, as the model sampled it; None if it wrote none. The model may write one twice.
     """
 
     name: str = ""
     arguments: Mapping[str, Any] = field(factory=dict)
     error: str = ""
     raw: str = ""
+    id: str | None = None
 
 
 @frozen(kw_only=True)

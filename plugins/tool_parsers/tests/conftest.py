@@ -81,7 +81,7 @@ TURNS = {
     ),
     "kimi_k2": (
         "{{ content }}<|tool_calls_section_begin|>{% for call in calls %}"
-        "<|tool_call_begin|>functions.{{ call.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+        "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
         "{{ call.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>"
     ),
     "gpt_oss": (
@@ -167,7 +167,10 @@ def render():
     """A function that writes a turn, from the name of a renderer, a content and pairs of name and arguments."""
 
     def write(turn, content, calls):
-        named = [SimpleNamespace(name=name, arguments=arguments) for name, arguments in calls]
+        named = [
+            SimpleNamespace(name=name, arguments=arguments, id=f"functions.{name}:{index}")
+            for index, (name, arguments) in enumerate(calls)
+        ]
         return _TEMPLATES[turn].render(content=content, calls=named)
 
     return write

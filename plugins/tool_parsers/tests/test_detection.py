@@ -17,7 +17,8 @@ FRAME = """\
 INSTRUCTIONS{{ tools | tojson }}<|im_end|>
 {% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.tool_calls %}{% set content = '' %}\
-{% set calls = message.tool_calls | map(attribute='function') | list %}\
+{% set listed = namespace(calls=[]) %}{% for call in message.tool_calls %}\
+{% set listed.calls = listed.calls + [dict(call.function, id=call.id)] %}{% endfor %}{% set calls = listed.calls %}\
 TURN{% else %}{{ message.content }}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 PREFIX{% endif %}"""

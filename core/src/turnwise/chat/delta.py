@@ -10,7 +10,7 @@ earlier turns; `DeltaTemplate.rewrites` records that. The proof asks, over sever
 - do the ids before the suffix and the ids of the suffix add up to the ids of the whole.
 
 Not covered: a template that treats a content in a special way on grounds other than its own string literals (its
-length, say) may pass for one that does not.
+length, say) may pass for one that does not. `turnwise.chat.conversations` looks for those in real conversations.
 """
 
 from __future__ import annotations

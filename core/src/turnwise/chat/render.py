@@ -27,6 +27,8 @@ _ARGUMENTS = frozenset(
     | {"tokenizer_kwargs", "tools", "truncation"}
 )
 """Parameters of `apply_chat_template` that are no options of the template."""
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Names of the reasoning in messages, the most common first."""
 
 
 class HuggingFaceTokenizer:
@@ -132,12 +134,23 @@ class Renderer:
         if max(len(source.encode()) for source in self.sources) > MAX_TEMPLATE_BYTES:
             raise TemplateError(f"{name} is larger than {MAX_TEMPLATE_BYTES} bytes")
 
-    def check_options(self) -> None:
-        """Raise `ConfigError` for an option that the template never names, such as a misspelt one."""
+    @cached_property
+    def reasoning_key(self) -> str:
+        """The name that the template has for the reasoning of a message; empty if it shows none."""
+        texts = {text for _kind, text in self._words}
+        return next((key for key in REASONING_KEYS if key in texts), "")
+
+    @cached_property
+    def _words(self) -> frozenset[tuple[str, str]]:
+        """(kind, text) of each name and text in the template."""
         import jinja2
 
         tokens = (token for source in self.sources for token in jinja2.Environment().lexer.tokenize(source))
-        names = {token.value for token in tokens if token.type == "name"}
+        return frozenset((token.type, token.value) for token in tokens if token.type in ("name", "string"))
+
+    def check_options(self) -> None:
+        """Raise `ConfigError` for an option that the template never names, such as a misspelt one."""
+        names = {text for kind, text in self._words if kind == "name"}
         if unknown := sorted(set(self._options) - names):
             raise ConfigError(f"model.template_options: {self.name} has no option {unknown[0]!r}")
 
@@ -185,7 +198,12 @@ def _part_text(part: object) -> str:
 
 
 def plain_message(
-    message: Message, *, none_as_text: bool = False, arguments_as_text: bool = False, developer_as_system: bool = False
+    message: Message,
+    *,
+    none_as_text: bool = False,
+    arguments_as_text: bool = False,
+    developer_as_system: bool = False,
+    reasoning_key: str = "",
 ) -> Plain:
     """
     Return a message as templates expect it: content as one string, no keys that hold None or no calls.
@@ -195,11 +213,15 @@ def plain_message(
         none_as_text: beside tool calls, content that is None becomes empty as it does elsewhere.
         arguments_as_text: the arguments of a call are JSON; else they are the object that most templates expect.
         developer_as_system: the role `developer` becomes `system`, its older name.
+        reasoning_key: name of the reasoning, if it has another name in the message; empty leaves it.
     """
     plain = {key: value for key, value in message.items() if value is not None and (key != "tool_calls" or value)}
     plain["content"] = content_text(message)
     if developer_as_system and plain.get("role") == "developer":
         plain["role"] = "system"
+    if reasoning_key and reasoning_key not in plain:
+        reasoning = next((plain[key] for key in REASONING_KEYS if key in plain), None)
+        plain |= {} if reasoning is None else {reasoning_key: reasoning}
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call, arguments_as_text) for call in calls]
         if message.get("content") is None and not none_as_text:

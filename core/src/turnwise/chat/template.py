@@ -14,17 +14,21 @@ each kind of message (see `turnwise.chat.delta`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
+from turnwise.chat.call_ids import CallIdRules
 from turnwise.chat.contents import ContentGuard
+from turnwise.chat.conversations import ConversationCheck
 from turnwise.chat.delta import DeltaProver, DeltaTemplate
 from turnwise.chat.probe import BASE, Plain, with_answer_keys
 from turnwise.chat.render import (
     MAX_TEMPLATE_BYTES,
+    REASONING_KEYS,
     HeadCache,
     HuggingFaceTokenizer,
     Renderer,
@@ -50,12 +54,20 @@ _CALL_FORMS: tuple[dict[str, bool], ...] = (
 """How templates want tool calls of earlier turns, the most common form first; DeepSeek's is the last."""
 
 
-def _forms_of(messages: Sequence[Message]) -> Iterator[dict[str, bool]]:
-    """Yield the forms of a conversation; a template that does not know the role `developer` knows `system`."""
-    forms = _CALL_FORMS if any(message.get("tool_calls") for message in messages) else ({},)
-    yield from forms
-    if any(message.get("role") == "developer" for message in messages):
-        yield from ({**form, "developer_as_system": True} for form in forms)
+def _forms_of(messages: Sequence[Message], reasoning_key: str) -> Iterator[dict[str, Any]]:
+    """
+    Yield the forms of a conversation.
+
+    A template that does not know the role `developer` knows `system`. The reasoning has the template's own name for it,
+    unless the template refuses that: gpt-oss shows no reasoning beside a content with calls.
+    """
+    forms: Sequence[dict[str, Any]] = _CALL_FORMS if any(each.get("tool_calls") for each in messages) else ({},)
+    renames = any(not each.keys().isdisjoint(REASONING_KEYS) and reasoning_key not in each for each in messages)
+    for key in (reasoning_key, "") if reasoning_key and renames else ("",):
+        named = [{**form, "reasoning_key": key} for form in forms]
+        yield from named
+        if any(message.get("role") == "developer" for message in messages):
+            yield from ({**form, "developer_as_system": True} for form in named)
 
 
 class ChatTemplate:
@@ -68,6 +80,7 @@ class ChatTemplate:
         stop_token_ids: additional ids that end a turn, besides the template's and the tokenizer's.
         name: of the template, for error texts.
         special_tokens: treatment of special tokens that messages spell; schemas of tools are not messages.
+        check_every: one conversation in so many is compared with its rendering as a whole; 0 compares none.
 
     Raises:
         TemplateError: the template is missing, larger than 1 MiB, does not parse, or can append neither user messages
@@ -83,6 +96,7 @@ class ChatTemplate:
         stop_token_ids: Sequence[int] = (),
         name: str = "the chat template",
         special_tokens: SpecialTokenPolicy = "text",
+        check_every: int = 64,
     ) -> None:
         self._tokenizer = HuggingFaceTokenizer(tokenizer)
         self._contents = ContentGuard(self._tokenizer.special_tokens, special_tokens)
@@ -90,7 +104,11 @@ class ChatTemplate:
         self._prover = DeltaProver(self._renderer, self._tokenizer)
         self._heads = HeadCache(self._tokenizer)
         self._shown = ShownMessages(self._renderer)
+        self._call_ids = CallIdRules(self._renderer, self._contents.value)
         self._deltas: dict[tuple[str, ...], DeltaTemplate | str] = {}
+        self._check_every = check_every
+        self._has_warned = False
+        self._conversations = ConversationCheck(self._renderer, self._plain, self._delta_template, self._suffix)
         self._renderer.render(BASE)
         self._renderer.check_options()
         self.verify()
@@ -158,13 +176,43 @@ class ChatTemplate:
             end -= 1
         return self._tokenizer.decode(token_ids[:end])
 
+    def takes_call_id(self, call_id: str, tool: str) -> bool:
+        return self._call_ids.take(call_id, tool)
+
+    def write_call_id(self, tool: str, number: int) -> str:
+        return self._call_ids.write(tool, number)
+
+    def check_conversation(
+        self, number: int, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> Mapping[str, float]:
+        if not self._check_every or number % self._check_every:
+            return {}
+        difference = self._conversations.find_difference(messages, tools)
+        if difference is None:
+            return {}
+        if difference and not self._has_warned:
+            self._has_warned = True
+            structlog.get_logger().warning(
+                "the chat template renders a conversation differently", template=self._renderer.name, at=difference
+            )
+        return {"template/compared_conversations": 1.0, "template/differing_conversations": float(bool(difference))}
+
+    def _plain(self, messages: Sequence[Message]) -> list[Plain]:
+        key = self._renderer.reasoning_key
+        return [self._contents.value(plain_message(message, reasoning_key=key)) for message in messages]
+
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """Return the text of a conversation in the first form in which the template shows all of it."""
         error, hides = TemplateError("no form was tried"), ""
-        for form in _forms_of(messages):
-            plain = self._plain(messages, **form)
+        messages = self._call_ids.rename(messages)
+        for form in _forms_of(messages, self._renderer.reasoning_key):
+            # The guard comes after it: the arguments are read out of JSON that may have escaped a special token.
+            whole = [plain_message(message, **form) for message in messages]
+            plain: list[Plain] = self._contents.value(whole)
             try:
                 text = self._renderer.render(plain, tools)
+                if plain != whole:  # the template's own checks of contents must see special tokens whole
+                    self._renderer.render(whole, tools)
             except TemplateError as refusal:
                 error = refusal
                 continue
@@ -177,10 +225,6 @@ class ChatTemplate:
         if place := find_unreadable_arguments(messages):
             raise TemplateError(f"{place}: the arguments are no JSON object, and {error}") from error
         raise error
-
-    def _plain(self, messages: Sequence[Message], **form: bool) -> list[Plain]:
-        # After `plain_message`, which reads arguments out of JSON that may have escaped a special token.
-        return [self._contents.value(plain_message(message, **form)) for message in messages]
 
     def _delta_template(self, messages: Sequence[Message]) -> DeltaTemplate:
         try:
@@ -205,11 +249,15 @@ class ChatTemplate:
         """Return the text of the messages and the next generation prompt."""
         if template.pieces is not None and all(message.keys() <= _PLAIN_KEYS for message in messages):
             return template.fill([self._contents.text(content_text(message)) for message in messages])
-        plain = self._plain(messages)
+        uncut = [plain_message(message) for message in messages]
+        plain: list[Plain] = self._contents.value(uncut)
         for key in template.needs:
             if any(message["role"] == "tool" and not message.get(key) for message in plain):
                 raise TemplateError(f"{self._renderer.name} shows {key!r} of a tool message, so each needs one")
-        return template.suffix(self._prover.whole(template, with_answer_keys(plain)))
+        whole = self._prover.whole(template, with_answer_keys(plain))
+        if plain != uncut:  # as in a prompt
+            self._prover.whole(template, with_answer_keys(uncut))
+        return template.suffix(whole)
 
     def _stop_texts(self, more: Sequence[int]) -> dict[int, str]:
         templates = [template for template in self._deltas.values() if isinstance(template, DeltaTemplate)]
@@ -219,11 +267,14 @@ class ChatTemplate:
         return {token_id: self._tokenizer.decode([token_id]) for token_id in dict.fromkeys((*ids, *more))}
 
 
-def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> ChatTemplate:
+def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", check_every: int = 64) -> ChatTemplate:
     """
     Load the tokenizer and chat template of a model directory; `RunConfig.model_spec` finds that of any model.
 
-    `special_tokens` is the treatment of special tokens that messages spell.
+    Args:
+        spec: the model.
+        special_tokens: treatment of special tokens that messages spell.
+        check_every: one conversation in so many is compared with its rendering as a whole; 0 compares none.
 
     Raises:
         ConfigError: a file is missing or cannot be read, or `trust_remote_code` comes without `revision`.
@@ -244,7 +295,12 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> C
         raise ConfigError(f"{str(spec.path)!r} has no chat template; name a file of one in model.chat_template")
     stops = _generation_stops(spec.path)
     return ChatTemplate(
-        tokenizer, spec.template_options, stop_token_ids=stops, name=name, special_tokens=special_tokens
+        tokenizer,
+        spec.template_options,
+        stop_token_ids=stops,
+        name=name,
+        special_tokens=special_tokens,
+        check_every=check_every,
     )
 
 

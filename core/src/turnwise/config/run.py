@@ -147,6 +147,8 @@ class RolloutConfig(GroupOptions):
         special_tokens_in_content: treatment of special tokens that the messages of a task, tools or users spell:
             `text` encodes them as ordinary text, `refuse` fails the episode, and `parse` lets them act as the
             template's own.
+        template_check_every: one episode in so many is compared with the chat template's rendering of its whole
+            conversation, for templates with rules by length or position; 0 compares none.
     """
 
     prompt_length: int = field(default=1024, validator=at_least_1)
@@ -160,6 +162,7 @@ class RolloutConfig(GroupOptions):
     max_in_flight: int = field(default=256, validator=at_least_1)
     check_invariants: bool = True
     special_tokens_in_content: SpecialTokenPolicy = "text"
+    template_check_every: int = field(default=64, validator=at_least_0)
 
 
 @frozen(kw_only=True)
@@ -207,7 +210,8 @@ class RunConfig:
         agents: further agents, by the name that a task's `agent_name` gives.
         engine: samples tokens.
         parser: finds tool calls in sampled tokens.
-        reasoning_parser: splits the reasoning from the text of a turn, for agents that report it apart.
+        reasoning_parser: splits the reasoning from the text of a turn, for agents that report it apart; null is the one
+            of the parser's format, if it has one, such as `harmony` for `gpt_oss`.
         reward: scores episodes.
         group_reward: scores the episodes of a task together; on Ray it needs `runtime.reward_workers`.
         judge: a second model, which rewards may ask; null for none.

@@ -30,7 +30,7 @@ from turnwise.errors import (
     EpisodeEnd,
     Owner,
 )
-from turnwise.protocols import Agent, Reward
+from turnwise.protocols import Agent, Chat, CheckedChat, Reward
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_lineage, check_sampled, check_trajectory
 from turnwise.record.result import EpisodeResult, as_score, token_scores, total_score
@@ -71,12 +71,14 @@ class EpisodeProgram:
         reward: scores it; None leaves it unscored.
         tools: tools that the model can call.
         check_invariants: check every record at the end.
+        chat: compares some conversations with its renderings; None compares none.
     """
 
     agent: Agent
     reward: Reward | None = None
     tools: ToolBox | None = None
     check_invariants: bool = True
+    chat: Chat | None = None
 
 
 async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeResult:
@@ -88,6 +90,8 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
     outcome, unfinished = await _drive(episode, program)
     for record in episode.records.entries:
         record.close()
+    if unfinished is None:
+        await _check_conversation(episode, program)
     scoring_started = time.perf_counter()
     outcome, scores = await _score(episode, program.reward, outcome)
     ended = time.perf_counter()
@@ -164,6 +168,19 @@ async def _suspend(episode: LiveEpisode) -> UnfinishedEpisode:
     if episode.user is not None:
         interaction_notes = await episode.user.suspend()
     return evolve(episode.journal.save(episode), tool_notes=tool_notes, interaction_notes=interaction_notes)
+
+
+async def _check_conversation(episode: LiveEpisode, program: EpisodeProgram) -> None:
+    """Compare the conversation with the template's rendering, if it is the turn of this episode."""
+    chat = program.chat
+    if not isinstance(chat, CheckedChat) or not any(each.get("role") == "assistant" for each in episode.messages):
+        return
+    tools = [] if program.tools is None else program.tools.schemas
+    number = episode.task.sample_index + episode.rollout_n
+    # In a thread: it renders a conversation several times.
+    found = await in_thread(partial(chat.check_conversation, number, tuple(episode.messages), tools), {})
+    for name, value in found.items():
+        episode.record_metric(name, value)
 
 
 def _released_reward(episode: LiveEpisode) -> float:

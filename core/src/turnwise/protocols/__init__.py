@@ -11,7 +11,9 @@ from turnwise.protocols.adapter import Adapter as Adapter
 from turnwise.protocols.agent import Agent as Agent
 from turnwise.protocols.agent import Episode as Episode
 from turnwise.protocols.agent import ServingAgent as ServingAgent
+from turnwise.protocols.chat import CallIdChat as CallIdChat
 from turnwise.protocols.chat import Chat as Chat
+from turnwise.protocols.chat import CheckedChat as CheckedChat
 from turnwise.protocols.chat import Tokenizer as Tokenizer
 from turnwise.protocols.command import Command as Command
 from turnwise.protocols.command import Diagnostic as Diagnostic
@@ -29,6 +31,7 @@ from turnwise.protocols.reward import Reward as Reward
 from turnwise.protocols.router import ReplicaLoad as ReplicaLoad
 from turnwise.protocols.router import Router as Router
 from turnwise.protocols.tool import Interaction as Interaction
+from turnwise.protocols.tool import ReasoningFormat as ReasoningFormat
 from turnwise.protocols.tool import ReasoningParser as ReasoningParser
 from turnwise.protocols.tool import Tool as Tool
 from turnwise.protocols.tool import ToolParser as ToolParser

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from turnwise.types import Message, TokenArray, ToolSchema
 
@@ -53,3 +53,33 @@ class Chat(Protocol):
 
     def text(self, token_ids: Sequence[int] | TokenArray) -> str:
         """Return the text of a turn of the model, without its end-of-turn token."""
+
+
+@runtime_checkable
+class CallIdChat(Protocol):
+    """A chat template that shows the ids of calls. A `Chat` without these methods takes any id."""
+
+    def takes_call_id(self, call_id: str, tool: str) -> bool:
+        """Return whether the template renders a call of a tool with this id, and its result."""
+
+    def write_call_id(self, tool: str, number: int) -> str:
+        """
+        Return an id in the template's own form; empty if any id will do.
+
+        `number` counts the calls of the conversation, from 0.
+        """
+
+
+@runtime_checkable
+class CheckedChat(Protocol):
+    """A chat template that compares real conversations with its renderings of the whole."""
+
+    def check_conversation(
+        self, number: int, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> Mapping[str, float]:
+        """
+        Compare a conversation, if its number is one of those to compare; the first difference is logged.
+
+        Returns:
+            Metrics of the episode; nothing if the conversation was not compared.
+        """

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from turnwise.protocols.chat import Chat
 from turnwise.protocols.judge import Judge
-from turnwise.protocols.tool import Interaction, ReasoningParser, Tool, ToolParser
+from turnwise.protocols.tool import Interaction, ReasoningFormat, ReasoningParser, Tool, ToolParser
 from turnwise.types import JsonObject, ToolSchema
 
 
@@ -47,7 +47,7 @@ class Resources:
         seed: of the run.
         chat: the chat template, when a model directory is configured.
         parser: the tool parser, when one is configured.
-        reasoning_parser: splits the reasoning from a turn, when one is configured.
+        reasoning_parser: splits the reasoning from a turn, when one is configured; `reasoning` has the default, too.
         tools: by the name in their schema.
         interaction: the user simulator, when one is configured.
         judge: a second model that rewards may ask, when one is configured.
@@ -61,6 +61,13 @@ class Resources:
     tools: Mapping[str, Tool] = field(factory=dict)
     interaction: Interaction | None = None
     judge: Judge | None = None
+
+    @property
+    def reasoning(self) -> ReasoningParser | None:
+        """The configured reasoning parser, or else the one that fits the format of the tool parser, if it has one."""
+        if self.reasoning_parser is None and isinstance(self.parser, ReasoningFormat):
+            return self.parser.reasoning_parser
+        return self.reasoning_parser
 
     @property
     def tool_schemas(self) -> tuple[ToolSchema, ...]:

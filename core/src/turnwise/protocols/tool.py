@@ -29,6 +29,15 @@ class ReasoningParser(Protocol):
 
 
 @runtime_checkable
+class ReasoningFormat(Protocol):
+    """A tool parser whose format has a form for reasoning, too. Other tool parsers lack the attribute."""
+
+    @property
+    def reasoning_parser(self) -> ReasoningParser | None:
+        """The parser of the reasoning, for runs that configure none."""
+
+
+@runtime_checkable
 class Tool(Protocol):
     """A tool of the model. One object serves many episodes at once; a `session` holds the state of one episode."""
 

@@ -269,7 +269,8 @@ class RunBuilder:
         return ConvertedSource(source=source, dtype=options.dtype, rename=options.rename, fuse=options.fuse)
 
     def _load_chat(self, model: ModelSpec) -> Chat | None:
-        return load_chat(model, self.config.rollout.special_tokens_in_content) if model.path else None
+        rollout = self.config.rollout
+        return load_chat(model, rollout.special_tokens_in_content, rollout.template_check_every) if model.path else None
 
     def _build_tools(self, resources: Resources) -> dict[str, Tool]:
         config = self.config
@@ -320,6 +321,7 @@ class AgentPrograms(Mapping[str, EpisodeProgram]):
                 reward=builder.reward,
                 tools=ToolBox(builder.resources.tools),
                 check_invariants=builder.config.rollout.check_invariants,
+                chat=builder.resources.chat,
             )
         return self._built[name]
 

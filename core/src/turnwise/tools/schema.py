@@ -7,7 +7,7 @@ Checking the arguments of a call then costs about a microsecond. This module mak
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NoReturn
 
@@ -85,11 +85,26 @@ def _refuse_remote(uri: str) -> NoReturn:
 
 
 def _complaint(error: jsonschema_rs.ValidationError) -> str:
-    place = _place(error.instance_path)
+    """Return a misfit with its place. When all alternatives fail, it has the reason of each."""
+    reasons = list(_reasons(error))
+    places = dict.fromkeys(_place(reason.instance_path) for reason in reasons)
+    if len(places) == 1:
+        text, (place,) = _clipped(" and ".join(dict.fromkeys(reason.message for reason in reasons))), places
+        return f"{place}: {text}" if place else text
+    # An alternative that is an object may fail deep inside, so each reason says its own place.
+    return _clipped(
+        " and ".join(f"{_place(each.instance_path)}: {each.message}".removeprefix(": ") for each in reasons)
+    )
+
+
+def _reasons(error: jsonschema_rs.ValidationError) -> Iterator[jsonschema_rs.ValidationError]:
+    """Yield the first failure of each alternative, and of the alternatives in it; the error itself if it has none."""
     branches = error.kind.as_dict().get("context") if error.kind.name in ("anyOf", "oneOf") else None
-    # When all alternatives fail, the expectation of each says more than the failure of all.
-    text = " and ".join(branch[0].message for branch in branches if branch) if branches else error.message
-    return f"{place}: {_clipped(text)}" if place else _clipped(text)
+    failures = [branch[0] for branch in branches or () if branch]
+    for failure in failures:
+        yield from _reasons(failure)
+    if not failures:
+        yield error
 
 
 def _place(path: Iterable[str | int]) -> str:

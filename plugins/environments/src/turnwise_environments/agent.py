@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from turnwise import Episode, FinishReason, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError, ToolError
-from turnwise.messages import build_turn_message, name_call
+from turnwise.messages import UNNAMED_CALL, build_turn_message, name_calls
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_environments.config import EnvironmentConfig
 from turnwise_environments.discovery import find_factory
@@ -125,8 +125,8 @@ class EnvironmentAgent:
             rewards += [0.0] * (len(episode.turn_records) - len(rewards))
         memory["turns"] += 1
         content, calls = await self._parse_turn(episode, result.token_ids)
-        ids = [name_call(memory["turns"], index) for index in range(len(calls))]
-        episode.messages.append(build_turn_message(content, calls, ids))
+        ids = name_calls(calls, memory["turns"], self._chat, episode.messages)
+        episode.messages.append(build_turn_message(content, calls, ids, self._resources.reasoning))
         if result.finish_reason is FinishReason.LENGTH and episode.remaining_tokens == 0:
             raise BudgetExhausted("the budget ended within the model's turn, which is no action")
         notes = [_note_call(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
@@ -139,7 +139,7 @@ class EnvironmentAgent:
         return parser.parse(token_ids) if parser is not None and has_tools else (self._chat.text(token_ids), ())
 
     def _without_reasoning(self, content: str) -> str:
-        parser = self._resources.reasoning_parser
+        parser = self._resources.reasoning
         return content if parser is None else parser.split(content)[1]
 
     async def _act(self, episode: Episode) -> State:
@@ -194,7 +194,8 @@ class EnvironmentAgent:
             else:
                 known = ", ".join([*names, *self._resources.tools]) or "none"
                 text = f"Error: there is no tool {call.name[:64]!r}; the tools are: {known}"
-            messages += answers or [{"role": "tool", "tool_call_id": noted["id"], "name": call.name, "content": text}]
+            name = call.name or UNNAMED_CALL
+            messages += answers or [{"role": "tool", "tool_call_id": noted["id"], "name": name, "content": text}]
             if observation.ends:
                 break
         return messages, observation
@@ -288,10 +289,16 @@ def _read_action(noted: str | Mapping[str, Any]) -> Action | Turn:
 
 
 def _read_call(noted: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(name=noted["name"], arguments=noted["arguments"], error=noted["error"], raw=noted["raw"])
+    return ToolCall(
+        name=noted["name"],
+        arguments=noted["arguments"],
+        error=noted["error"],
+        raw=noted["raw"],
+        id=noted.get("sampled_id"),
+    )
 
 
 def _note_call(call: ToolCall, call_id: str = "") -> dict[str, Any]:
     """Return a call as JSON values, for the agent's notes."""
     notes = {"name": call.name, "arguments": dict(call.arguments), "error": call.error, "raw": call.raw}
-    return {"id": call_id, **notes} if call_id else notes
+    return {"id": call_id, "sampled_id": call.id, **notes} if call_id else {"sampled_id": call.id, **notes}

@@ -44,7 +44,7 @@ AgentFunction = Callable[[Task, ModelClient], Awaitable[float | None]]
 
 def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
     """Return the parts that the sessions of a run share; `ConfigError` when it has no chat template."""
-    chat, reasoning = resources.chat, resources.reasoning_parser
+    chat, reasoning = resources.chat, resources.reasoning
     if chat is None:
         raise ConfigError("agent 'external' renders prompts: the run needs a model with a chat template")
     return SessionParts(

@@ -10,7 +10,7 @@ def make_single_turn(config: SingleTurnConfig, resources: Resources) -> Agent:
     """Build the agent; `ConfigError` when the run has no chat template."""
     from turnwise_single_turn.agent import SingleTurn
 
-    return SingleTurn(config, resources.chat)
+    return SingleTurn(config, resources.chat, resources.reasoning)
 
 
 @hookimpl

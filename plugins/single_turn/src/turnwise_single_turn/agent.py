@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from turnwise import Chat, Episode, State
+from turnwise import Chat, Episode, ReasoningParser, State
 from turnwise.errors import ConfigError
+from turnwise.messages import build_turn_message
 from turnwise_single_turn.config import SingleTurnConfig
 
 
@@ -14,16 +15,20 @@ class SingleTurn:
     Args:
         config: prompt and length of the turn.
         chat: renders prompts and decodes the turn.
+        reasoning_parser: splits the reasoning from the answer; None leaves it there.
 
     Raises:
         ConfigError: `chat` is None.
     """
 
-    def __init__(self, config: SingleTurnConfig, chat: Chat | None) -> None:
+    def __init__(
+        self, config: SingleTurnConfig, chat: Chat | None, reasoning_parser: ReasoningParser | None = None
+    ) -> None:
         if chat is None:
             raise ConfigError("agent 'single_turn' writes prompts: the run needs a model with a chat template")
         self._config = config
         self._chat = chat
+        self._reasoning_parser = reasoning_parser
 
     async def step(self, episode: Episode) -> State:
         if episode.state == State.PENDING:
@@ -39,5 +44,6 @@ class SingleTurn:
 
     async def _answer(self, episode: Episode) -> State:
         result = await episode.generate(max_tokens=self._config.max_tokens)
-        episode.messages.append({"role": "assistant", "content": self._chat.text(result.token_ids)})
+        content = self._chat.text(result.token_ids)
+        episode.messages.append(build_turn_message(content, reasoning_parser=self._reasoning_parser))
         return State.TERMINATED

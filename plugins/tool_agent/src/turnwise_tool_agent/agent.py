@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
-from turnwise.messages import build_turn_message, name_call
+from turnwise.messages import UNNAMED_CALL, build_turn_message, name_call, name_calls
 from turnwise.types import TokenArray
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_agent.truncation import truncate
@@ -48,6 +48,7 @@ class ToolAgent:
         self._config = config
         self._chat = resources.chat
         self._parser = resources.parser
+        self._reasoning_parser = resources.reasoning
         self._schemas = resources.tool_schemas
         self._shown = () if config.tools_in_prompt else self._schemas
         self._has_user = resources.interaction is not None
@@ -106,9 +107,9 @@ class ToolAgent:
         memory = episode.memory
         memory["assistant_turns"] += 1
         content, calls = self._parse_turn(result.token_ids)
-        ids = [name_call(memory["assistant_turns"], index) for index in range(len(calls))]
+        ids = name_calls(calls, memory["assistant_turns"], self._chat, episode.messages)
         memory["calls"] = [_to_notes(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
-        episode.messages.append(build_turn_message(content, calls, ids))
+        episode.messages.append(build_turn_message(content, calls, ids, self._reasoning_parser))
         return self._next_state(episode)
 
     def _parse_turn(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
@@ -143,7 +144,8 @@ class ToolAgent:
         error = call["error"]
         if index >= limit and not error:
             error = f"Error: this call was not run: {_too_many(limit)}"
-        return ToolCall(name=call["name"], arguments=call["arguments"], error=error, raw=call["raw"])
+        sampled = call.get("sampled_id")
+        return ToolCall(name=call["name"], arguments=call["arguments"], error=error, raw=call["raw"], id=sampled)
 
     async def _run(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
         if len(calls) == 1:
@@ -156,7 +158,8 @@ class ToolAgent:
     def _tool_message(self, call: Mapping[str, Any], result: ToolResult) -> Message:
         config = self._config
         text = truncate(result.text, config.max_tool_response_length, config.tool_response_truncate_side)
-        return {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": text}
+        name = call["name"] or UNNAMED_CALL
+        return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
 
     def _limit_responses(self, results: list[ToolResult]) -> list[ToolResult]:
         # A model that repeats itself may write thousands of calls. The chat template is verified once for each number
@@ -200,4 +203,4 @@ def _end(memory: dict[str, Any], why: str) -> State:
 def _to_notes(call: ToolCall, call_id: str) -> dict[str, Any]:
     """Return a call as JSON values, for the agent's notes."""
     plain = {"name": call.name, "arguments": dict(call.arguments), "error": call.error, "raw": call.raw}
-    return {"id": call_id, **plain}
+    return {"id": call_id, "sampled_id": call.id, **plain}

@@ -28,6 +28,8 @@ _MARKS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Texts in the prompts of a family. They tell formats apart that read each other's calls."""
 _ARGUMENTS: Final = {"word": "zebra"}
+_CALL_IDS: Final = ("call00000", "functions.probe_tool:0")
+"""Mistral's templates take ids of nine letters and digits only, and Kimi's show the id in the place of the name."""
 
 
 @frozen
@@ -54,7 +56,7 @@ def detect_format(chat: Chat) -> Detection:
         ConfigError: the template shows no format, or several; the text lists the candidates.
     """
     prompt = render(chat, [QUESTION])
-    rendered = _rendered_calls(chat, prompt)
+    rendered = [text for call_id in _CALL_IDS for text in _rendered_calls(chat, prompt, call_id)]
     shown = "".join([prompt, *rendered])
     found = [each for each in FORMATS if any(_reads(each, chat, text) for text in rendered)]
     reason = "it reads a call that the chat template wrote"
@@ -97,12 +99,12 @@ def _config_class(grammar: type[Grammar]) -> type[LimitConfig]:
     return CONFIGS.get(grammar.name, ParserConfig)
 
 
-def _rendered_calls(chat: Chat, prompt: str) -> list[str]:
+def _rendered_calls(chat: Chat, prompt: str, call_id: str) -> list[str]:
     """Return the turn with a call, as far as its start can be told, and the whole conversation; nothing for neither."""
     function: dict[str, Any] = {"name": "probe_tool", "arguments": _ARGUMENTS}
-    call = {"id": "call00000", "type": "function", "function": function}
+    call = {"id": call_id, "type": "function", "function": function}
     turn: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    result: Message = {"role": "tool", "tool_call_id": "call00000", "name": "probe_tool", "content": "zebra"}
+    result: Message = {"role": "tool", "tool_call_id": call_id, "name": "probe_tool", "content": "zebra"}
     whole = render(chat, [QUESTION, turn, result])
     shared = os.path.commonprefix([prompt, whole])  # noqa: RUF071 - texts and not paths: compare characters
     return [whole[len(shared) :], whole] if whole else []

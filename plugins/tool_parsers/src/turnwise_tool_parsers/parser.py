@@ -13,7 +13,7 @@ from typing import Final
 import regex  # type: ignore[import-untyped]
 import structlog
 
-from turnwise import Chat, Resources, ToolCall
+from turnwise import Chat, ReasoningParser, Resources, ToolCall
 from turnwise.errors import ConfigError
 from turnwise.types import TokenArray
 from turnwise_tool_parsers.config import LimitConfig, ParserConfig
@@ -37,6 +37,7 @@ class FormatParser:
     Attributes:
         grammar: the format.
         starts_in_reasoning: a turn starts inside reasoning.
+        reasoning_parser: of the format's own reasoning; None if it has none.
 
     Raises:
         ConfigError: the run has no chat template.
@@ -48,6 +49,7 @@ class FormatParser:
                 f"tool parser {grammar.name!r} reads text: the run needs a model directory with a tokenizer"
             )
         self.grammar: Final = grammar
+        self.reasoning_parser: Final[ReasoningParser | None] = grammar.reasoning_parser
         self._chat: Final[Chat] = resources.chat
         self._max_depth: Final = config.max_depth
         self._types: Final = ArgumentTypes(resources.tool_schemas)

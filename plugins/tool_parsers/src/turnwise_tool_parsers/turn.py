@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from turnwise import ToolCall
+from turnwise import ReasoningParser, ToolCall
 from turnwise_strict_json import MalformedError, check_value, load_json, read_json
 from turnwise_tool_parsers.schema_values import ArgumentTypes
 
@@ -34,6 +34,7 @@ _NEXT_JSON: Final = re.compile(
     r'\s*+(?:[,;]\s*+(?=\{|\[\s*+\{)|(?=\[?\s*+\{\s*+"(?:name|arguments|parameters|type|id|function)"))'
 )
 """Before more calls: a separator, or an object with a key of a call."""
+_MAX_ID_CHARS: Final = 128
 Found = tuple[list[ToolCall], int]
 """Calls in order, and the index at which the search for the next one continues."""
 
@@ -49,6 +50,7 @@ class Grammar(ABC):
         closing: tags that end a call.
         must_close: a call without its closing tag is malformed.
         argument_keys: of a call's object, either of which holds the arguments; errors name the first.
+        reasoning_parser: of the format's own reasoning; None if the reasoning has tags that differ between models.
         bare: how a call starts that has no opening tag; such calls are only at the start of a turn.
     """
 
@@ -58,6 +60,7 @@ class Grammar(ABC):
     closing: tuple[str, ...] = ()
     must_close: ClassVar[bool] = False
     argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
+    reasoning_parser: ClassVar[ReasoningParser | None] = None
     bare: ClassVar[re.Pattern[str] | None] = None
 
     def find(self, turn: Turn, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
@@ -136,7 +139,10 @@ class Turn:
         return self.build_from_object(value, self.text[self.skip_space(start) : stop]), stop
 
     def build_from_object(self, value: Any, raw: str) -> ToolCall:
-        """Build a call from a JSON object with a name and arguments."""
+        """Build a call from a JSON object with a name and arguments, and perhaps an id."""
+        return with_id(self._build_from_object(value, raw), value.get("id") if isinstance(value, dict) else None)
+
+    def _build_from_object(self, value: Any, raw: str) -> ToolCall:
         name = value.get("name") if isinstance(value, dict) else None
         if not isinstance(value, dict):
             return self.refuse(f"expected a JSON object, got {_KINDS[type(value)]}", raw)
@@ -194,6 +200,12 @@ class Turn:
         except MalformedError as error:
             raise MalformedError(f"the arguments are a string, and {error}") from error
         return value
+
+
+def with_id(call: ToolCall, call_id: object) -> ToolCall:
+    """Return a call with the id that the model wrote, unless no client could read that as one."""
+    is_id = isinstance(call_id, str) and 0 < len(call_id) <= _MAX_ID_CHARS and call_id.isprintable()
+    return evolve(call, id=call_id) if is_id and not str(call_id).isspace() else call
 
 
 def read_list(turn: Turn, start: int, read_item: Callable[[int], tuple[ToolCall, int]]) -> Found:

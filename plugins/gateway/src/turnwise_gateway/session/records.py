@@ -7,6 +7,7 @@ needs no lock. A record takes one call at a time; a second one branches.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
@@ -16,16 +17,19 @@ from attrs import define, evolve, field, frozen
 
 from turnwise import Chat, Episode, GenerateResult, Message, Trajectory
 from turnwise.errors import BudgetExhausted, PromptTooLongError, TemplateError
+from turnwise.protocols import CheckedChat
 from turnwise.record.trajectory import Mark
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.rendering import Rendering
+from turnwise_gateway.session.turns import CallIds
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import Split, is_plain, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
 
 _NO_TOOLS: Final = tools_key(())
+_MAX_CHECKED: Final = 4
 
 
 @define(eq=False)
@@ -128,10 +132,19 @@ class Choice:
 
 @frozen
 class _Prepared:
-    """Messages as the session renders them, whether all are in the head, and ids of calls whose tools are not known."""
+    """
+    Messages as the session renders them.
+
+    Attributes:
+        messages: of the conversation.
+        in_head: all are system messages.
+        tools: by the ids of the calls in them.
+        unnamed: ids of calls whose tools are not known.
+    """
 
     messages: tuple[Message, ...] = ()
     in_head: bool = True
+    tools: Mapping[str, str] = field(factory=dict)
     unnamed: frozenset[str] = frozenset()
 
 
@@ -144,6 +157,7 @@ class RecordBook:
         episode: that holds them.
         chat: renders prompts and new messages.
         options: of the session.
+        ids: of tool calls.
         split: splits the reasoning from a text.
         records: in the order of their opening.
     """
@@ -151,6 +165,7 @@ class RecordBook:
     episode: Episode
     chat: Chat
     options: SessionOptions
+    ids: CallIds
     split: Split = split_think
     records: list[OpenRecord] = field(factory=list, init=False)
     tree: ConversationTree[Spot] = field(init=False)
@@ -171,15 +186,16 @@ class RecordBook:
         start, known = self._prepared.find(None, call.messages) or (0, _Prepared())
         if not known.unnamed.isdisjoint(self._tool_names):
             start, known = 0, _Prepared()  # a tool of these messages was not known before
-        messages, in_head, unnamed = list(known.messages), known.in_head, set(known.unnamed)
+        messages, in_head, tools, unnamed = list(known.messages), known.in_head, dict(known.tools), set(known.unnamed)
         for index in range(start, len(call.messages)):
             message = call.messages[index]
             in_head = in_head and message["role"] == "system"
-            messages.append(message if in_head else self._prepare_message(index, message))
+            tools.update(_name_tools(message))
+            messages.append(message if in_head else self._prepare_message(index, message, tools))
             if message["role"] == "tool" and "name" not in messages[-1]:
                 unnamed.add(message.get("tool_call_id", ""))
         prepared = tuple(messages)
-        self._prepared.keep(None, call.messages, _Prepared(prepared, in_head, frozenset(unnamed)))
+        self._prepared.keep(None, call.messages, _Prepared(prepared, in_head, tools, frozenset(unnamed)))
         return evolve(call, messages=prepared, tools=() if call.tool_choice == "none" else call.tools)
 
     def tools_key(self, tools: tuple[ToolSchema, ...]) -> str:
@@ -241,7 +257,21 @@ class RecordBook:
         """Remember the tool of a call, for templates that show it with the result."""
         self._tool_names[call_id] = tool
 
-    def _prepare_message(self, index: int, message: Message) -> Message:
+    def check_conversations(self) -> None:
+        """Compare the conversations of the first records with the template's renderings, if it is their turn."""
+        if not isinstance(self.chat, CheckedChat):
+            return
+        number = self.episode.task.sample_index + self.episode.rollout_n
+        for record in self.records[:_MAX_CHECKED]:
+            messages, place = [], record.tip
+            while place.parent is not None:
+                messages.append(place.message)
+                place = place.parent
+            found = self.chat.check_conversation(number, messages[::-1], json.loads(record.tools))
+            for name, value in found.items():
+                self.episode.record_metric(name, value)
+
+    def _prepare_message(self, index: int, message: Message, tools: Mapping[str, str]) -> Message:
         """Return a message behind the system messages at the start."""
         if message["role"] == "system":
             if self.options.mid_system == "refuse":
@@ -249,9 +279,11 @@ class RecordBook:
                 raise CallRefusedError("invalid", text, param=f"messages[{index}]")
             return {**message, "role": "user"} if self.options.mid_system == "user" else message
         if message["role"] == "tool" and "name" not in message:
-            tool = self._tool_names.get(message.get("tool_call_id", ""))
-            return message if tool is None else {**message, "name": tool}
-        return message
+            call_id = message.get("tool_call_id", "")
+            # The conversation comes first: the model may write one id in two conversations of a session.
+            tool = tools.get(call_id, self._tool_names.get(call_id))
+            message = message if tool is None else {**message, "name": tool}
+        return self.ids.restore(message)
 
     def _continue(self, location: Location[Spot], rendering: Rendering) -> Choice:
         """Return the spot at which a known conversation continues; without one, the reason for that."""
@@ -327,6 +359,11 @@ class RecordBook:
         if forms == self._task_forms and all(record.name for record in self.records):
             return ""
         return blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest()
+
+
+def _name_tools(message: Message) -> dict[str, str]:
+    """Return the names of the tools that a message calls, by the ids of the calls."""
+    return {call.get("id", ""): call["function"]["name"] for call in message.get("tool_calls") or ()}
 
 
 def _render_prompt(call: ModelCall, tools: str, rendering: Rendering) -> TokenArray:

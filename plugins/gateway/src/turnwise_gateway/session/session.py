@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -91,7 +92,7 @@ class Session:
     ending: asyncio.Event = field(factory=asyncio.Event, init=False)
     _reader: TurnReader = field(init=False)
     _tools: ToolDesk = field(init=False)
-    _ids: CallIds = field(factory=CallIds, init=False)
+    _ids: CallIds = field(init=False)
     _is_closed: bool = field(default=False, init=False)
     _is_over: bool = field(default=False, init=False)
     _rendering: asyncio.Lock = field(factory=asyncio.Lock, init=False)
@@ -105,7 +106,8 @@ class Session:
     def __attrs_post_init__(self) -> None:
         parts = self.parts
         self.limits = CallLimits.of_context(self.episode.max_tokens)
-        self.book = RecordBook(self.episode, parts.chat, parts.options, parts.split or split_think)
+        self._ids = CallIds(parts.chat)
+        self.book = RecordBook(self.episode, parts.chat, parts.options, self._ids, parts.split or split_think)
         self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
         keeps_malformed = parts.options.malformed_calls == "call"
         self._reader = TurnReader(
@@ -197,6 +199,7 @@ class Session:
         self.refuse_calls()
         for turn in list(self._kept.undelivered.values()):
             self._drop(turn)
+        self.book.check_conversations()
         self._count("calls", self.num_calls)
         describe_records(self.episode, self.book.records, self.parts.options.train)
         return True
@@ -342,9 +345,9 @@ class Session:
         self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead, asked: ModelCall
     ) -> SampledTurn:
         """Return a sampled turn, which the tree knows from now on: its echo may come before its delivery is known."""
-        turn_number = record.num_turns + 1
         name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
-        read = self._reader.read(result, call, lambda index: self._ids.assign(name, turn_number, index))
+        assign = partial(self._ids.assign, messages=asked.messages, record_name=name, turn=record.num_turns + 1)
+        read = self._reader.read(result, call, assign)
         place = self.book.tree.add_turn(record.tip, read.message, read.stop)
         for tool_call in read.tool_calls:
             self.book.name_call(tool_call.id, tool_call.name)

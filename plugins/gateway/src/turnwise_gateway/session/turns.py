@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
-from typing import Final
 
 from attrs import define, field, frozen
 
 from turnwise import Chat, FinishReason, GenerateResult, Message, ToolCall, ToolParser
-from turnwise.messages import format_arguments, name_call
+from turnwise.messages import UNNAMED_CALL, candidate_ids, format_arguments, ids_of_calls, sampled_id
 from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
 from turnwise_gateway.session.drafts import GrowingText, Settle, TurnDraft, find_settling_parser
 from turnwise_gateway.tree.messages import Split
-
-_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
-_ID_LENGTH: Final = 9
-"""Some chat templates accept no other length."""
-_UNREADABLE: Final = "malformed_call"
-"""Name of a call whose name cannot be read: clients refuse an empty one, and no tool has this one."""
 
 
 @frozen(kw_only=True)
@@ -60,29 +52,63 @@ class ReadTurn:
 
 @define(eq=False)
 class CallIds:
-    """Ids of tool calls: nine letters and digits, unique in a session, the same in every run."""
+    """
+    Ids of tool calls, the same in every run: those that the model sampled, or new ones that are unique in a session.
 
+    A client finds the result of a call by its id. So an id that the model writes twice in a conversation is replaced
+    for the client, and `sampled` brings it back for the prompt.
+
+    Attributes:
+        chat: the chat template.
+        sampled: the id that the model wrote, by the id that the client has instead.
+    """
+
+    chat: Chat
+    sampled: dict[str, str] = field(factory=dict, init=False)
     _used: set[str] = field(factory=set, init=False)
 
-    def assign(self, record_name: str, turn: int, index: int) -> str:
+    def assign(
+        self, calls: Sequence[ToolCall], messages: Sequence[Message], *, record_name: str, turn: int
+    ) -> list[str]:
         """
-        Return the id of a call.
+        Return the ids of the calls of a turn.
 
         Args:
+            calls: in order.
+            messages: of the conversation, as the client sent them.
             record_name: of the record, independent of the order of calls; empty for the record of the task itself.
             turn: number of the turn in its record, from 1.
-            index: of the call in its turn, from 0.
         """
-        # The form of `tool_agent`, so that a template that shows ids renders the same tokens for the same conversation.
-        call_id, attempt = name_call(turn, index), 0
-        while record_name or len(call_id) != _ID_LENGTH or call_id in self._used:
-            name = f"{record_name}|{turn}|{index}|{attempt}".encode()
-            number, attempt = int.from_bytes(blake2b(name, digest_size=8).digest(), "big"), attempt + 1
-            call_id = "".join(_DIGITS[number // 36**place % 36] for place in range(_ID_LENGTH))
-            if call_id not in self._used:
-                break
-        self._used.add(call_id)
-        return call_id
+        before = list(ids_of_calls(messages))
+        known = set(before)
+        assigned: list[str] = []
+        for index, call in enumerate(calls):
+            call_id = written = sampled_id(call, self.chat)
+            if call_id is None or call_id in known:
+                number = len(before) + index
+                candidates = candidate_ids(
+                    call.name, self.chat, turn=turn, index=index, number=number, place=record_name
+                )
+                taken = {*known, *self._used, *(each.id for each in calls)}
+                call_id = next(name for name in candidates if name not in taken)
+                if written is not None:
+                    self.sampled[call_id] = written
+            known.add(call_id)
+            self._used.add(call_id)
+            assigned.append(call_id)
+        return assigned
+
+    def restore(self, message: Message) -> Message:
+        """Return a message of a client with the ids that the model wrote."""
+        if message["role"] == "tool" and (written := self.sampled.get(message.get("tool_call_id", ""))):
+            return {**message, "tool_call_id": written}
+        calls = message.get("tool_calls") or ()
+        if any(call.get("id") in self.sampled for call in calls):
+            return {
+                **message,
+                "tool_calls": [{**call, "id": self.sampled.get(call.get("id"), call.get("id"))} for call in calls],
+            }
+        return message
 
 
 @frozen(kw_only=True)
@@ -104,8 +130,10 @@ class TurnReader:
     settle: Settle | None = None
     keeps_malformed: bool = False
 
-    def read(self, result: GenerateResult, call: ModelCall, assign_id: Callable[[int], str]) -> ReadTurn:
-        """Return the text and the calls of a turn; `assign_id` gives the id of a call by its index."""
+    def read(
+        self, result: GenerateResult, call: ModelCall, assign_ids: Callable[[Sequence[ToolCall]], Sequence[str]]
+    ) -> ReadTurn:
+        """Return the text and the calls of a turn; `assign_ids` gives the ids of its calls."""
         text, calls = self._parse(result.token_ids, call)
         reasoning, content = ("", text) if self.split is None else self.split(text)
         stop = result.stop_reason if isinstance(result.stop_reason, str) else None
@@ -115,7 +143,7 @@ class TurnReader:
         return ReadTurn(
             content=content,
             reasoning=reasoning,
-            tool_calls=tuple(_openai_call(each, assign_id(index)) for index, each in enumerate(calls)),
+            tool_calls=tuple(map(_openai_call, calls, assign_ids(calls))),
             finish="tool_calls" if calls and finish == "stop" else finish,
             stop=stop,
             num_reasoning_tokens=self._count_reasoning(result.token_ids, reasoning),
@@ -152,4 +180,4 @@ class TurnReader:
 
 
 def _openai_call(call: ToolCall, call_id: str) -> CallOfTool:
-    return CallOfTool(id=call_id, name=call.name or _UNREADABLE, arguments=format_arguments(call))
+    return CallOfTool(id=call_id, name=call.name or UNNAMED_CALL, arguments=format_arguments(call))

@@ -18,7 +18,7 @@ import re
 from typing import Final
 
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_parsers.harmony import ENDS, MESSAGE, START, count_settled, read_messages
+from turnwise_tool_parsers.harmony import ENDS, MESSAGE, START, HarmonyReasoning, count_settled, read_messages
 from turnwise_tool_parsers.turn import Found, Grammar, Turn
 
 _RECIPIENT: Final = re.compile(r"to=(?:\s*+(functions\.[^\s<]*+)|([^\s<]*+))")
@@ -32,6 +32,7 @@ class GptOss(Grammar):
     form = "<|channel|>commentary to=functions.<tool> <|constrain|>json<|message|>{...}<|call|>."
     opening = re.escape(START)
     closing = ENDS
+    reasoning_parser = HarmonyReasoning()
 
     def find(self, turn: Turn, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Return the header of the next call."""

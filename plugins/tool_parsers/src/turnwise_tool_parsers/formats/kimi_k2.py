@@ -2,8 +2,8 @@
 Kimi K2 and K2.5: a section of calls, each with an id that holds the name.
 
     section = "<|tool_calls_section_begin|>" call {call} "<|tool_calls_section_end|>"
-    call    = "<|tool_call_begin|>" ["functions."] NAME [":" INDEX] "<|tool_call_argument_begin|>" OBJECT
-              "<|tool_call_end|>"
+    call    = "<|tool_call_begin|>" ID "<|tool_call_argument_begin|>" OBJECT "<|tool_call_end|>"
+    ID      = ["functions."] NAME [":" INDEX]
 
 Source: `docs/tool_call_guidance.md` of Kimi-K2-Instruct.
 """
@@ -15,10 +15,11 @@ import re
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_parsers.formats.sections import SectionGrammar
-from turnwise_tool_parsers.turn import Turn
+from turnwise_tool_parsers.turn import Turn, with_id
 
 _HEAD = re.compile(r"\s*+([^\s<]{0,256}+)\s*+<\|tool_call_argument_begin\|>")
 _INDEX = re.compile(r":\d{1,16}$")
+_ID = re.compile(r"\s*+(functions\.[\w.\-]{1,256}+:\d{1,16})(?!\d)")
 
 
 class KimiK2(SectionGrammar):
@@ -38,8 +39,17 @@ class KimiK2(SectionGrammar):
         head = _HEAD.match(turn.text, start)
         if head is None:
             raise MalformedError("<|tool_call_argument_begin|> is missing")
-        name = _INDEX.sub("", head[1].removeprefix("functions."))
+        name = _name_in(head[1])
         if name.isdigit():
             raise MalformedError(f"{name!r} is an index and no name")
         arguments, stop = turn.read_value(read_json, head.end())
-        return turn.build(name, arguments, turn.text[start:stop]), stop
+        return with_id(turn.build(name, arguments, turn.text[start:stop]), head[1]), stop
+
+    def read_name_and_id(self, turn: Turn, start: int) -> tuple[str, str | None]:
+        found = _HEAD.match(turn.text, start) or _ID.match(turn.text, start)
+        name = _name_in(found[1]) if found else ""
+        return "" if name.isdigit() else name, found[1] if found else None
+
+
+def _name_in(call_id: str) -> str:
+    return _INDEX.sub("", call_id.removeprefix("functions."))

@@ -5,7 +5,8 @@ Mistral: JSON objects in square brackets after `[TOOL_CALLS]`, or a name and its
           | "[TOOL_CALLS]" NAME ["[CALL_ID]" ID] ["[ARGS]"] OBJECT                      tokenizers v11 and v13
 
 Source: `mistral_common`, whose tokenizers v11 write `[CALL_ID]` and `[ARGS]`, and v13 `[ARGS]` only; and the chat
-template of Mistral-7B-Instruct-v0.3 for the list. In the second form each parallel call has its own `[TOOL_CALLS]`.
+template of Mistral-7B-Instruct-v0.3 for the list, whose objects have an `id` beside the name.
+In the second form each parallel call has its own `[TOOL_CALLS]`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
+from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls, with_id
 
-_HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\][^\s\[{]{0,64}+)?(?:\[ARGS\])?")
-_NEXT = re.compile(r"\s*+[,;]?\s*+(?=[\w.\-]{1,256}+\s*+(?:\[CALL_ID\][^\s\[{]{0,64}+)?\[ARGS\])")
+_HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\]\s*+([^\s\[{]{0,64}+)\s*+)?(?:\[ARGS\])?")
+_NEXT = re.compile(r"\s*+[,;]?\s*+(?=[\w.\-]{1,256}+\s*+(?:\[CALL_ID\]\s*+[^\s\[{]{0,64}+\s*+)?\[ARGS\])")
 
 
 class Mistral(Grammar):
@@ -38,8 +39,8 @@ class Mistral(Grammar):
                 arguments, stop = turn.read_value(read_json, head.end())
             except MalformedError as error:
                 found, stop = turn.refuse_to_next_tag(str(error), start, head.end(), head[1])
-                return [*calls, *found], stop
-            calls.append(turn.build(head[1], arguments, turn.text[start:stop]))
+                return [*calls, *(with_id(call, head[2]) for call in found)], stop
+            calls.append(with_id(turn.build(head[1], arguments, turn.text[start:stop]), head[2]))
             joined = _NEXT.match(turn.text, stop)
             start = joined.end() if joined else stop
             head = _HEAD.match(turn.text, start) if joined else None

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
-from turnwise_tool_parsers.turn import Found, Grammar, Turn
+from turnwise_tool_parsers.turn import Found, Grammar, Turn, with_id
 
 
 class SectionGrammar(Grammar):
@@ -36,11 +36,16 @@ class SectionGrammar(Grammar):
                     raise MalformedError("there is text after its arguments")  # noqa: TRY301 - the tag below ends the call
                 calls.append(call)
             except MalformedError as error:
-                found, at = turn.refuse_to_next_tag(str(error), inside, search_from)
-                calls.extend(found)
+                name, call_id = self.read_name_and_id(turn, inside)
+                found, at = turn.refuse_to_next_tag(str(error), inside, search_from, name)
+                calls.extend(with_id(call, call_id) for call in found)
         if not calls:
             return turn.refuse_to_next_tag("the section holds no call", start, start)
         return calls, max(turn.skip(self.section[1], at), at)
+
+    def read_name_and_id(self, turn: Turn, start: int) -> tuple[str, str | None]:
+        """Return the name of a malformed call, if it has one, and its id."""
+        return "", None
 
     @abstractmethod
     def read_head_and_arguments(self, turn: Turn, start: int) -> tuple[ToolCall, int]:

@@ -115,7 +115,9 @@ def roll_out(setup: TrainSetup) -> list[EpisodeResult]:
     """Roll out the held-out tasks, and keep their episodes in memory only."""
     from turnwise import RolloutManager
 
-    with RolloutManager.from_config(setup.run, setup.host) as manager:
+    manager = RolloutManager.from_config(setup.run, setup.host)
+    manager.check_prompts(setup.validation_tasks, key="data.validation_path")
+    with manager:
         return manager.rollout(setup.validation_tasks, global_step=setup.run.rollout.global_step, validation=True)
 
 

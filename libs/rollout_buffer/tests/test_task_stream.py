@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -192,3 +193,45 @@ def test_a_source_without_tasks():
     """An empty source is refused: its weight could not be met."""
     with pytest.raises(DataError, match="no tasks to train on"):
         make_mixture([3, 0], [1, 1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"messages": ({"role": "user", "content": "other"},)}, {"ground_truth": 1}, {"extra": {"a": 1}}, {"uid": "z"}],
+    ids=["messages", "truth", "extra", "uid"],
+)
+def test_changed_tasks_are_refused(change):
+    """A position means other tasks then, though their number is the same; so it does in another order."""
+    stream = TaskStream(TASKS, seed=3)
+    stream.take(2)
+    for tasks in ([*TASKS[:-1], evolve(TASKS[-1], **change)], TASKS[::-1]):
+        with pytest.raises(DataError, match="rows of the data set have changed since the checkpoint"):
+            TaskStream(tasks, seed=3).load_state_dict(stream.state_dict())
+
+
+def test_a_position_without_a_digest():
+    """Earlier checkpoints have none; they are resumed as before."""
+    stream = TaskStream(TASKS, seed=3)
+    expected = stream.state_dict()
+    for source in expected["sources"]:
+        del source["digest"]
+    stream.load_state_dict(expected)
+
+
+@given(
+    num_tasks=st.integers(1, 9),
+    cuts=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    size=st.integers(1, 12),
+    seed=st.integers(0, 5),
+)
+def test_interruptions_change_no_order(num_tasks, cuts, size, seed):
+    """However often a stream is saved and restored, and over any number of passes, its tasks are the same."""
+    tasks = [Task(messages=({"role": "user", "content": str(n)},), uid=str(n)) for n in range(num_tasks)]
+    whole, resumed = TaskStream(tasks, seed), TaskStream(tasks, seed)
+    for cut in cuts:
+        for _ in range(cut):
+            assert uids(whole.take(size)) == uids(resumed.take(size))
+        state = json.loads(json.dumps(resumed.state_dict()))
+        resumed = TaskStream(tasks, seed)
+        resumed.load_state_dict(state)
+    assert whole.state_dict() == resumed.state_dict()

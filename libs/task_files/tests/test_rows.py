@@ -417,9 +417,9 @@ class TestFileErrors:
         assert error_of(tmp_path / "t.json") == ", line 2: invalid JSON at column 16: Expecting ',' delimiter"
 
     def test_json_that_python_alone_reads(self, tmp_path):
-        """NaN is no JSON, and nesting has an end."""
-        (tmp_path / "t.jsonl").write_text('{"prompt": "a", "x": NaN}')
-        assert error_of(tmp_path / "t.jsonl") == ", line 1: invalid JSON: NaN is not JSON"
+        """Python writes NaN, which no column that is read may have; and nesting has an end."""
+        (tmp_path / "t.jsonl").write_text('{"prompt": NaN, "x": 1}')
+        assert error_of(tmp_path / "t.jsonl") == ", line 1: prompt: nan is no JSON value"
         (tmp_path / "t.jsonl").write_text("[" * 100_000)
         assert error_of(tmp_path / "t.jsonl") == ", line 1: invalid JSON: its JSON is nested too deeply"
         (tmp_path / "t.jsonl").write_text('{"prompt": "a", "x": ' + "[" * 700 + "]" * 700 + "}")

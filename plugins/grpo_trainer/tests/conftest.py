@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turnwise import EpisodeResult, ModelSpec, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `float_reference`
 
 VOCABULARY = 40
 

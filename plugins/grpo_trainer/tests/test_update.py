@@ -10,6 +10,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from turnwise_grpo_trainer import learner
 from turnwise_grpo_trainer.advantages import compute_loss_mask
 from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import Learner
@@ -75,12 +76,23 @@ def test_rows_without_effect_are_not_computed(spec, rewarded, monkeypatch, rewar
     """Rows of a group with equal rewards cost no forward pass, and the gradient is the same as with all rows."""
     batch = rewarded(rewards)
     actual, metrics = compute_gradient(spec, batch)
-    monkeypatch.setattr(Learner, "_drop_zero_rows", lambda _self, rows: rows)
+    computed = []
+
+    def count(model, micro, *arguments, **options):
+        if torch.is_grad_enabled():
+            computed[-1] += len(micro.tokens)
+        return token_log_probs(model, micro, *arguments, **options)
+
+    monkeypatch.setattr(learner, "token_log_probs", count)
+    computed.append(0)
+    compute_gradient(spec, batch)
+    computed.append(0)
+    monkeypatch.setattr(Learner, "_needs_all_rows", lambda _self: True)
     expected, all_metrics = compute_gradient(spec, batch)
 
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7)
-    assert all_metrics["gap/tokens"] == all_metrics["actor/trained_tokens"] == metrics["actor/trained_tokens"]
-    assert 0 < metrics["gap/tokens"] < all_metrics["gap/tokens"]
+    assert 0 < computed[0] < computed[1] == metrics["actor/trained_tokens"]
+    assert metrics["gap/tokens"] == all_metrics["gap/tokens"] == metrics["actor/measured_tokens"]
     assert metrics["actor/grad_norm"] == pytest.approx(all_metrics["actor/grad_norm"], abs=1e-6)
 
 

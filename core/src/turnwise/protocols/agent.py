@@ -250,6 +250,18 @@ class Agent(Protocol):
 
 
 @runtime_checkable
+class PromptingAgent(Protocol):
+    """
+    An agent whose first prompt depends on the task alone, so that a run can measure it before the first episode.
+
+    Its first step begins a record with this prompt.
+    """
+
+    def first_prompt(self, task: Task) -> TokenArray:
+        """Return (P,) ids of the task's first prompt; threads call it at the same time. Raises `TemplateError`."""
+
+
+@runtime_checkable
 class ServingAgent(Protocol):
     """
     An agent with servers, which stay open between calls of the manager and while a trainer updates the weights.

@@ -255,6 +255,7 @@ class RunBuilder:
             default_agent=config.agent.name,
             agents=self.programs,
             prompt_policy=config.data.prompt_policy,
+            max_prompt_tokens=config.rollout.prompt_length,
             pad_token_id=_pad_token_id(self.resources.chat),
             postprocessors=postprocessors,
             **_fields_of(GroupOptions, config.rollout),

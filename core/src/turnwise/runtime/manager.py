@@ -33,6 +33,7 @@ from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread, T
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions, UnfinishedEpisodes
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.prompt_lengths import check_prompts
 from turnwise.runtime.wait_reports import WaitReports
 from turnwise.types import Capabilities, Status, Task
 
@@ -152,6 +153,16 @@ class RolloutManager(EngineControl):
 
     def __exit__(self, *_error: object) -> None:
         self.stop()
+
+    def check_prompts(self, tasks: Sequence[Task], *, key: str = "data.path") -> None:
+        """
+        Measure the first prompts of a data set, before the manager starts; see `turnwise.runtime.prompt_lengths`.
+
+        Raises:
+            PromptTooLongError: a prompt is longer than `rollout.prompt_length`, and `data.prompt_policy` is `error`.
+        """
+        with self.waiting_for("measuring the prompts"):
+            check_prompts(self.plan, tasks, key=key)
 
     def generate(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> RolloutBatch:
         """

@@ -30,6 +30,7 @@ class RolloutPlan(GroupOptions):
         agents: programs by agent name. Looking one up builds the agent, so a broken agent stops a call at once, and
             only if a task names it.
         prompt_policy: treatment of a prompt that is too long.
+        max_prompt_tokens: most tokens of a prompt; None if nobody checks them before the episodes.
         pad_token_id: fills padded batches.
         prompt_length: width of a batch's prompts; None for the longest one.
         response_length: width of a batch's responses; None for the longest one.
@@ -39,6 +40,7 @@ class RolloutPlan(GroupOptions):
     default_agent: str
     agents: Mapping[str, object]
     prompt_policy: PromptPolicy = "error"
+    max_prompt_tokens: int | None = None
     pad_token_id: int = 0
     prompt_length: int | None = None
     response_length: int | None = None

@@ -14,7 +14,8 @@ from turnwise.files import PARTIAL, partial_path, replace
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.terminal import write_error
-from turnwise.types import Status, TokenArray
+from turnwise.types import Status, Task, TokenArray
+from turnwise_result_files.row_file import to_json
 from turnwise_result_files.running_episodes import RUNNING_FILE
 from turnwise_result_files.trajectories import TrajectoryWriter, read_results
 from turnwise_result_files.unfinished import load_unfinished, save_unfinished
@@ -80,7 +81,7 @@ def earlier_run(
     Read the state of a run that was interrupted or killed; the partial file of a killed one becomes complete.
 
     Episodes that failed by an engine or the infrastructure run again with `retry_failed`. Raises a `DataError` when a
-    file cannot be read, or holds an episode that is none of the run's `specs`.
+    file cannot be read, or holds an episode that is none of the run's `specs` or of a task that has changed.
     """
     places = {spec.uid: place for place, spec in enumerate(specs)}
     if len(places) < len(specs):
@@ -88,12 +89,22 @@ def earlier_run(
     ended = _finished(out, decode)
     earlier = Earlier(places, tuple(each for each in ended if not (retry_failed and _failed_by_outage(each))))
     unfinished = load_unfinished(out / UNFINISHED_FILE) if (out / UNFINISHED_FILE).exists() else []
-    for uid in (*(result.uid for result in earlier.finished), *(each.uid for each in unfinished)):
+    begun = [*((each.uid, each.task) for each in ended), *((each.uid, each.spec.task) for each in unfinished)]
+    for uid, task in begun:
         if uid not in places:
             raise DataError(f"--resume {out}: episode {uid!r} is none of this run's: has its data set changed?")
+        if _content(task) != _content(specs[places[uid]].task):
+            row = f"row {specs[places[uid]].task.sample_index}"
+            raise DataError(f"--resume {out}: {row} has changed since episode {uid!r} ran: restore the data set")
     done, cut = {result.uid for result in earlier.finished}, {each.uid: each for each in unfinished}
     todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, started=False) for s in specs if s.uid not in done]
     return Earlier(places, earlier.finished, tuple(todo), _spent_s(out))
+
+
+def _content(task: Task) -> str:
+    """Return what an episode was made from, as the results hold it."""
+    values = [to_json(each) for each in (task.messages, task.ground_truth, task.extra)]
+    return json.dumps([task.data_source, *values], sort_keys=True)
 
 
 def refuse_failures(results: Sequence[EpisodeResult], again: str = "") -> None:

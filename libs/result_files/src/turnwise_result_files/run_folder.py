@@ -82,7 +82,8 @@ def run_in_folder(
     step, validation = config.rollout.global_step, config.rollout.validation
     specs = manager.plan.specs(tasks, global_step=step, validation=validation)
     decode = manager.chat.tokenizer.decode if manager.chat else None
-    if not resume:
+    if not resume:  # a run that has begun has measured them
+        manager.check_prompts(tasks, key="data.validation_path" if validation else "data.path")
         make_folder(out)
     with writing_to(out, f"--resume {out} continues from the written episodes"):
         if resume:

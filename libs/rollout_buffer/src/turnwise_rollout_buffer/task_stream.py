@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,6 +12,8 @@ from attrs import define, field, frozen
 
 from turnwise import Task
 from turnwise.errors import DataError
+
+_REMEDY = "restore the data set, or train anew with --overwrite"
 
 
 @frozen
@@ -24,6 +28,16 @@ class Share:
 
     num_tasks: int
     weight: float = 1.0
+
+
+def hash_tasks(tasks: Sequence[Task]) -> str:
+    """Return a text that other tasks, or the same ones in another order, do not have; it is the same in any process."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        values = [task.uid, task.agent_name, task.data_source, task.messages, task.ground_truth, task.extra]
+        # Tasks of a program may hold values that JSON does not have.
+        digest.update(json.dumps(values, sort_keys=True, default=repr, skipkeys=True).encode() + b"\n")
+    return digest.hexdigest()
 
 
 @define(eq=False)
@@ -83,7 +97,7 @@ class TaskStream:
         return {"sources": [source.state_dict() for source in self._passes]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position; `DataError` if it refers to other sources or another number of tasks."""
+        """Restore a position; `DataError` if it refers to other sources or other tasks."""
         sources = state["sources"]
         if len(sources) != len(self._passes):
             raise DataError(
@@ -105,8 +119,10 @@ class _Passes:
     _epoch: int = field(default=0, init=False)
     _position: int = field(default=0, init=False)
     _order: list[int] = field(factory=list, init=False)
+    _digest: str = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._digest = hash_tasks(self.tasks)
         self._start_epoch(0)
 
     def draw(self, without: Collection[str]) -> Task | None:
@@ -121,20 +137,24 @@ class _Passes:
                 return task
         return None
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self._epoch,
             "position": self._position,
             "num_taken": self.num_taken,
             "num_tasks": len(self.tasks),
+            "digest": self._digest,
         }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["num_tasks"] != len(self.tasks):
             raise DataError(
                 f"cannot resume: the data set has {len(self.tasks)} tasks, but the checkpoint was made with"
                 f" {state['num_tasks']}"
             )
+        # A checkpoint of an earlier version has no digest.
+        if state.get("digest", self._digest) != self._digest:
+            raise DataError(f"cannot resume: rows of the data set have changed since the checkpoint; {_REMEDY}")
         self._start_epoch(state["epoch"])
         self._position, self.num_taken = state["position"], state["num_taken"]
 

@@ -49,9 +49,14 @@ class MalformedError(ValueError):
         self.position = position
 
 
-def read_json(text: str, start: int) -> tuple[Any, int]:
+def read_json(text: str, start: int, *, nonfinite: bool = False) -> tuple[Any, int]:
     """
     Read the JSON value that starts at `start` or after white space; nesting and surrogates are not checked.
+
+    Args:
+        text: holds the value.
+        start: index at which to begin.
+        nonfinite: read `NaN`, `Infinity` and numbers that no float can hold, as Python's own `json` does.
 
     Returns:
         value: the JSON value.
@@ -61,7 +66,7 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         MalformedError: there is no JSON value; positions in the error count from `start`.
     """
     try:
-        return _decode(text, _skip_space(text, start))
+        return (_decode_nonfinite if nonfinite else _decode)(text, _skip_space(text, start))
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at")
         text = f"it is not valid JSON: {reason} at character {error.pos - start}"
@@ -74,10 +79,14 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         raise MalformedError(f"it is not valid JSON: {error}", str(error)) from error
 
 
-def load_json(text: str) -> Any:
-    """Return the value of a text that is JSON and nothing else; `MalformedError` for any other text."""
+def load_json(text: str, *, nonfinite: bool = False) -> Any:
+    """
+    Return the value of a text that is JSON and nothing else; `MalformedError` for any other text.
+
+    With `nonfinite`, numbers may be `NaN`, infinite or too large for a float; see `read_json`.
+    """
     start = _skip_space(text, 0)
-    value, stop = read_json(text, start)
+    value, stop = read_json(text, start, nonfinite=nonfinite)
     end = _skip_space(text, stop)
     if end != len(text):
         raise MalformedError("there is text after its JSON", position=end)
@@ -191,3 +200,4 @@ def _refuse_constant(name: str) -> float:
 _decode = json.JSONDecoder(
     object_pairs_hook=_build_object, parse_float=read_float, parse_constant=_refuse_constant
 ).raw_decode
+_decode_nonfinite = json.JSONDecoder(object_pairs_hook=_build_object).raw_decode

@@ -11,6 +11,18 @@ ROLES: Final = ("system", "user", "assistant", "tool", "developer")
 """The allowed roles of a message."""
 
 
+_SHARE_GPT_ROLES: Final = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""Roles by the names of ShareGPT and its followers; those with our names stay."""
+
+
 def kind_of(value: object) -> str:
     """Return the name of a value's type for error texts."""
     return "null" if value is None else type(value).__name__
@@ -21,6 +33,8 @@ def take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
     messages, column = values.pop("messages", None), "messages"
     if messages is None:
         messages, column = values.pop("prompt", None), "prompt"
+    if messages is None and isinstance(values.get("conversations"), list):  # of ShareGPT
+        messages, column = values.pop("conversations"), "conversations"
     if messages is None:
         hint = "data.columns.prompt=NAME reads the prompt from another column"
         raise DataError(f"{where}: has neither 'messages' nor 'prompt'; {hint}")
@@ -36,6 +50,7 @@ def take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
 def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict):
         raise DataError(f"{where}: expected {{role, content}}, got {kind_of(message)}")
+    message = _from_share_gpt(message, where)
     role, content = message.get("role"), message.get("content")
     if message.get("function_call") is not None or role == "function":
         raise DataError(
@@ -55,3 +70,17 @@ def _message(message: object, where: str) -> Message:
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
         return {**kept, "content": [{k: v for k, v in part.items() if v is not None} for part in content]}
     raise DataError(f"{where}.content: expected a text or a list of typed parts, got {kind_of(content)}")
+
+
+def _from_share_gpt(message: JsonDict, where: str) -> JsonDict:
+    """Return a message of `from` and `value` as one of `role` and `content`, and any other as it is."""
+    sender = message.get("from")
+    if sender is None:
+        return message
+    if message.get("role") is not None or message.get("content") is not None:
+        raise DataError(f"{where}: has both {{role, content}} and {{from, value}}; remove one form")
+    if sender == "function_call":
+        raise DataError(f"{where}: function_call is an older form; use {{role, content, tool_calls}}")
+    role = _SHARE_GPT_ROLES.get(sender, sender) if isinstance(sender, str) else sender
+    rest = {name: value for name, value in message.items() if name not in ("from", "value", "role", "content")}
+    return {**rest, "role": role, "content": message.get("value")}

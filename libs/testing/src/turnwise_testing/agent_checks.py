@@ -17,7 +17,7 @@ import numpy as np
 from attrs import field, frozen
 
 from turnwise.errors import InvariantError
-from turnwise.protocols import Agent, Episode
+from turnwise.protocols import Agent, Episode, PromptingAgent
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.types import GenerateRequest, State, Status
@@ -167,6 +167,20 @@ async def check_long_prompt_is_the_datas(probe: AgentProbe) -> None:
     run = await probe.run(probe.tasks[0], limits=probe.limits(prompt_length=1))
     expect_equal(run.result.status, Status.FAILED, "status with a prompt that is too long")
     expect_equal(run.result.fault and run.result.fault.owner, "data", "owner of the fault")
+
+
+@_check
+async def check_first_prompt_is_that_of_the_record(probe: AgentProbe) -> None:
+    """An agent that tells its first prompt before the episode begins the first record with this prompt."""
+    agent = probe.make_agent()
+    if not isinstance(agent, PromptingAgent):
+        return
+    for task in probe.tasks:
+        told = agent.first_prompt(task)
+        run = await probe.run(task, agent=agent)
+        for record in run.result.trajectories[:1]:
+            begun = record.input_ids[: record.num_prompt_tokens]
+            expect_equal(list(begun), list(told), "prompt of the first record, and the one that `first_prompt` tells")
 
 
 async def run_agent_checks(probe: AgentProbe, names: Iterable[str] = AGENT_CHECKS) -> None:

@@ -63,14 +63,12 @@ class EvalCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
 
-        from turnwise import configure_logging
         from turnwise_grpo_trainer.evaluation import evaluate_episodes, exclusion_notes, results_table
         from turnwise_result_files.folder_lock import writing_to
         from turnwise_result_files.resumption import refuse_failures
 
         ks = _parse_ks(arguments.k)
         setup = _read_setup(arguments)
-        configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format, whole_stream=True)
         n = setup.run.rollout.validation_n
         if max(ks) > n:
             raise ConfigError(f"--k {max(ks)}: rollout.validation_n is only {n}")
@@ -103,7 +101,7 @@ def _read_setup(arguments: argparse.Namespace) -> TrainSetup:
     path = config_path(arguments, needs_out=False)
     if arguments.resume is not None and arguments.config is None and arguments.step is not None:
         raise ConfigError("--step: --resume DIR continues with the step of that run")
-    setup = read_setup(path, arguments.overrides, needs_train=False)
+    setup = read_setup(path, arguments.overrides, needs_train=False, with_logging=True)
     if not setup.validation_tasks:
         raise ConfigError(f"{path}: data.validation_path: missing; eval needs held-out tasks")
     rollout = setup.run.rollout
@@ -116,7 +114,9 @@ def roll_out(setup: TrainSetup) -> list[EpisodeResult]:
     """Roll out the held-out tasks, and keep their episodes in memory only."""
     from turnwise import RolloutManager
 
-    with RolloutManager.from_config(setup.run, setup.host) as manager:
+    manager = RolloutManager.from_config(setup.run, setup.host)
+    manager.check_prompts(setup.validation_tasks, key="data.validation_path")
+    with manager:
         return manager.rollout(setup.validation_tasks, global_step=setup.run.rollout.global_step, validation=True)
 
 

@@ -38,9 +38,15 @@ from turnwise_grpo_trainer.path_ratios import measure_paths
 from turnwise_grpo_trainer.policy_loss import policy_loss
 from turnwise_grpo_trainer.registered_losses import ClippedLoss
 from turnwise_grpo_trainer.rows import TokenRows, pad, unpad
-from turnwise_grpo_trainer.update_metrics import effective_share, gap_metrics, shift_metrics, spread_rows
-
-Sums = dict[str, float]
+from turnwise_grpo_trainer.update_metrics import (
+    StepMetrics,
+    average,
+    drop_unmeasured,
+    find_measured,
+    gap_metrics,
+    shift_metrics,
+    spread_rows,
+)
 
 
 @define(eq=False)
@@ -166,7 +172,12 @@ class Learner:
         )
         self.advantages = advantages.values
         rows = rows.with_columns(advantages=unpad(batch, advantages.values))
-        metrics = {"actor/trained_tokens": float(mask.sum()), "actor/trained_rows": float((mask.sum(1) > 0).sum())}
+        rows = rows.with_columns(measured=find_measured(rows))
+        metrics = {
+            "actor/trained_tokens": float(mask.sum()),
+            "actor/trained_rows": float((mask.sum(1) > 0).sum()),
+            "actor/measured_tokens": float(rows["measured"].sum()),
+        }
         if advantages.returns is not None:
             rows = rows.with_columns(returns=unpad(batch, advantages.returns))
             metrics["critic/return"] = float(rows["returns"][rows.targets].mean()) if len(rows.targets) else 0.0
@@ -206,19 +217,19 @@ class Learner:
         """Train on the mini-batches, in every epoch, until the policy has moved by `target_kl`; return metrics."""
         before, epochs = rows.columns.get("old_log_probs"), self.config.algorithm.ppo_epochs
         metrics: dict[str, float] = {}
-        done: list[Sums] = []
+        done: list[StepMetrics] = []
         meter = NoiseMeter(self.policy.model, self._all_reduce) if self.config.diagnostics.noise_scale else None
         for number, part in enumerate([*parts] * epochs):
-            sums, trained, log_probs = self._train_mini_batch(part, step, meter)
+            found, log_probs = self._train_mini_batch(part, step, meter)
             if number == 0:
-                compared = (trained, log_probs) if before is None else (rows, before)
+                compared = (part.rows, log_probs) if before is None else (rows, before)
                 metrics |= gap_metrics(*compared, version)
-            done.append(sums)
-            if self._moved_enough(sums):
+            done.append(found)
+            if self._moved_enough(found):
                 break
         stopped = self._moved_enough(done[-1])
-        metrics |= _average(done[:-1] if stopped else done)
-        metrics["actor/approx_kl"] = max(sums.get("actor/approx_kl", 0.0) for sums in done)
+        metrics |= average(done[:-1] if stopped else done)
+        metrics["actor/approx_kl"] = max(each.approx_kl for each in done)
         if self.config.algorithm.target_kl is not None:
             metrics["actor/skipped"] = 1 - (len(done) - stopped) / (len(parts) * epochs)
         if meter is not None:
@@ -227,10 +238,10 @@ class Learner:
             compared = rows, rows["rollout_log_probs"]
         return metrics | self._shift_metrics(*compared)
 
-    def _moved_enough(self, sums: Sums) -> bool:
+    def _moved_enough(self, found: StepMetrics) -> bool:
         """Return whether the policy had moved by `target_kl` before a mini-batch; the same in every process."""
         limit = self.config.algorithm.target_kl
-        return limit is not None and sums.get("actor/approx_kl", 0.0) > limit
+        return limit is not None and found.approx_kl > limit
 
     def _noise_metrics(self, meter: NoiseMeter, parts: Sequence[MiniBatch]) -> dict[str, float]:
         with self._timed("diagnostics"):
@@ -241,86 +252,78 @@ class Learner:
 
     def _shift_metrics(self, rows: TokenRows, old: Tensor) -> dict[str, float]:
         """Compare (N,) log-probabilities before the update with those after it, on some of the rows."""
-        sample = spread_rows(rows.with_columns(old=old), self.config.diagnostics.sequences)
+        measured = rows.with_columns(old=old, loss_mask=rows["measured"])
+        sample = spread_rows(measured, self.config.diagnostics.sequences)
         if not len(sample):
             return {}
         new = self._compute_column(sample, self.policy.model, self._log_probs, timed="diagnostics")
         return shift_metrics(sample, sample["old"], new)
 
-    def _train_mini_batch(self, part: MiniBatch, step: int, meter: NoiseMeter | None) -> tuple[Sums, TokenRows, Tensor]:
+    def _train_mini_batch(self, part: MiniBatch, step: int, meter: NoiseMeter | None) -> tuple[StepMetrics, Tensor]:
         """
         Make one optimizer step on a mini-batch, unless the policy has moved by `target_kl` before.
 
         Returns:
-            Metrics; the mini-batch, its loss mask reduced to the tokens that were computed; and the (N,)
-            log-probabilities of these tokens before the step.
+            Metrics; and the (N,) log-probabilities before the step of the tokens that were computed, which include all
+            measured ones.
         """
         rows, targets = part.rows, part.rows.targets
         log_probs = torch.zeros(rows.num_tokens)
+        metrics = StepMetrics(int(rows["measured"].sum()))
         if not len(targets):
-            return {}, rows, log_probs
+            return metrics, log_probs
         weights = torch.zeros(rows.num_tokens)
         weights[targets] = token_weights(
             rows["sequence"][targets], self.config.algorithm.agg_mode, response_length=self.response_length
         )
-        rows = self._drop_zero_rows(rows.with_columns(weights=weights))
-        sums: Sums = {}
+        # The token weights are those of all rows, so leaving some out does not change the gradient.
+        rows = rows.with_columns(weights=weights)
+        rows = rows if self._needs_all_rows() else drop_unmeasured(rows)
         shares = part.shares if meter is not None else [Share(range(len(rows)), part.num_groups)]
         for share in shares:
             with self._timed("forward_backward"):
                 for micro, counts in self._micro_batches(rows, share.rows):
                     # FSDP averages gradients over the processes, but the loss is their sum.
                     scale = float(counts) * self.world_size
-                    log_probs[micro.tokens] += self._backward(rows, micro, scale, sums)
+                    log_probs[micro.tokens] += self._backward(rows, micro, scale, metrics)
             if meter is not None:
                 with self._timed("diagnostics"):
                     meter.add_share(share.num_groups)
         if meter is not None:
             meter.end_mini_batch()
-        sums = self._all_reduce_sums(sums)
-        mean, square = sums.pop("importance/mean"), sums.pop("importance/square")
-        sums["importance/ess"] = effective_share(mean, square)
-        if self._moved_enough(sums):
+        metrics.reduce(self._all_reduce)
+        if self._moved_enough(metrics):
             self._clear_gradients()
         else:
-            self._step(sums, step)
-        return sums, rows, self._all_reduce(log_probs)
+            self._step(metrics.others, step)
+        return metrics, self._all_reduce(log_probs)
 
-    def _step(self, sums: Sums, step: int) -> None:
+    def _step(self, metrics: dict[str, float], step: int) -> None:
         with self._timed("optimizer"):
             if self.critic is None or step > self.config.critic.warmup_steps:
                 wanted = self.config.optimizer.noise_adaptive or self.config.diagnostics.noise_scale
                 agreement = self.policy.multiply_with_momentum() if wanted else None
-                norm = sums["actor/grad_norm"] = self.policy.step()
+                norm = metrics["actor/grad_norm"] = self.policy.step()
                 if agreement is not None:
-                    sums |= {"noise/agreement": float(self._all_reduce(agreement)), "noise/square": norm**2}
+                    metrics |= {"noise/agreement": float(self._all_reduce(agreement)), "noise/square": norm**2}
             else:
                 self.policy.optimizer.zero_grad()
-                sums["actor/grad_norm"] = 0.0
+                metrics["actor/grad_norm"] = 0.0
             if self.critic is not None:
-                sums["critic/grad_norm"] = self.critic.step()
+                metrics["critic/grad_norm"] = self.critic.step()
 
     def _clear_gradients(self) -> None:
         for trainable in filter(None, (self.policy, self.critic)):
             trainable.optimizer.zero_grad()
 
-    def _drop_zero_rows(self, rows: TokenRows) -> TokenRows:
-        """
-        Remove rows without gradient from the loss mask: in a group with equal rewards, all advantages are 0.
-
-        The token weights were computed over all rows before, so the gradient does not change.
-        """
+    def _needs_all_rows(self) -> bool:
+        """Return whether a row may have a gradient without an advantage."""
         algorithm = self.config.algorithm
         in_loss = algorithm.kl_loss_coef != 0 and not algorithm.use_kl_in_reward
-        other_loss = self.objectives.loss is not None  # which may have a gradient without an advantage
-        if in_loss or algorithm.entropy_coeff != 0 or self.critic is not None or other_loss:
-            return rows
-        effect = torch.zeros(len(rows)).index_add_(0, rows.row_index, (rows["advantages"] * rows["loss_mask"]).abs())
-        # If no row has a gradient, one row stays: the optimizer needs a gradient, if of 0, for its momentum and decay.
-        effect[rows.row_index[rows.targets[0]]] += float(not effect.any())
-        return rows.with_columns(loss_mask=rows["loss_mask"] * (effect > 0)[rows.row_index])
+        other_loss = self.objectives.loss is not None
+        return in_loss or algorithm.entropy_coeff != 0 or self.critic is not None or other_loss
 
-    def _backward(self, rows: TokenRows, micro: MicroBatch, scale: float, sums: Sums) -> Tensor:
+    def _backward(self, rows: TokenRows, micro: MicroBatch, scale: float, metrics: StepMetrics) -> Tensor:
         """Accumulate gradients and metrics; return (M,) log-probabilities, 0 for a micro-batch that does not count."""
         local = micro.to(self.device)
         algorithm = self.config.algorithm
@@ -336,17 +339,19 @@ class Learner:
         columns["row"] = rows.row_index[micro.tokens].to(self.device)
         weights = columns["weights"]
         compute = self.objectives.loss or ClippedLoss(algorithm)
-        loss, parts = policy_loss(algorithm, compute, columns, log_probs, entropy, 1 / len(rows.targets))
+        loss, surrogate, values = policy_loss(algorithm, compute, columns, log_probs, entropy)
         torch.autograd.backward(scale * (weights * loss).sum())
+        others = {"actor/pg_loss": (weights * surrogate).sum()}
         if self.critic is not None:
             with self._autocast():
-                values = token_values(self.critic.model, local)
-            errors = value_loss(values, columns["old_values"], columns["returns"], self.config.critic.cliprange_value)
+                found = token_values(self.critic.model, local)
+            errors = value_loss(found, columns["old_values"], columns["returns"], self.config.critic.cliprange_value)
             torch.autograd.backward(scale * (weights * errors).sum())
-            parts["critic/value_loss"] = (weights * errors).sum()
+            others["critic/value_loss"] = (weights * errors).sum()
+        # A micro-batch that fills the place of a missing one counts nothing, but has the names, see `reduce`.
         counted = float(scale > 0)
-        for name, value in parts.items():
-            sums[name] = sums.get(name, 0.0) + counted * float(value.detach())
+        chosen = columns["measured"].bool() & (scale > 0)
+        metrics.add(chosen, values, {name: value * counted for name, value in others.items()})
         return log_probs.detach().cpu() * counted
 
     # Processes
@@ -377,11 +382,6 @@ class Learner:
             return on_device.cpu()
         return tensor
 
-    def _all_reduce_sums(self, sums: Sums) -> Sums:
-        names = sorted(sums)
-        total = self._all_reduce(torch.tensor([sums[name] for name in names], dtype=torch.float64))
-        return dict(zip(names, total.tolist(), strict=True))
-
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.policy.autocast)
 
@@ -392,9 +392,3 @@ class Learner:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def _average(done: Sequence[Sums]) -> Sums:
-    """Return the mean of each metric over mini-batches, none for none; one that a mini-batch lacks counts as 0."""
-    names = dict.fromkeys(name for sums in done for name in sums)
-    return {name: sum(sums.get(name, 0.0) for sums in done) / len(done) for name in names}

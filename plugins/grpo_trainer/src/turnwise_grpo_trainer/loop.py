@@ -32,6 +32,7 @@ from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_grpo_trainer.trainers import Trainer
 from turnwise_grpo_trainer.weight_sync import WeightSync
 from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
+from turnwise_rollout_buffer.task_stream import hash_tasks
 
 
 @define(eq=False)
@@ -321,6 +322,7 @@ class TrainLoop:
             "train_cpu_s": self.train_cpu_s,
             "validations": [[step, metrics] for step, metrics in self.validations.items()],
             "health": self.health.state_dict(),
+            "held_out": hash_tasks(self.setup.validation_tasks),
             "source": self.source.state_dict(),
             "buffer": buffer,
         }
@@ -337,6 +339,9 @@ class TrainLoop:
         self.train_s, self.train_cpu_s = progress["train_s"], progress["train_cpu_s"]
         self.validations = {int(step): dict(metrics) for step, metrics in progress["validations"]}
         self.health.load_state_dict(progress["health"])
+        if progress.get("held_out", now := hash_tasks(self.setup.validation_tasks)) != now:
+            text = "the held-out tasks have changed: scores before and after the resume do not compare"
+            structlog.get_logger().warning(text, step=self.step)
         self.source.load_state_dict(progress["source"], step=self.step)
         self.source.load_partial(unfinished)
         self.buffer.set_version(self.version)

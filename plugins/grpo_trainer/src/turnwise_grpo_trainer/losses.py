@@ -90,13 +90,19 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tenso
 
     k1 is unbiased and may be negative; k2 is half its square; k3 is never negative and has low variance (used by GRPO).
     """
-    log_ratio = log_probs - ref_log_probs
+    log_ratio = _differ(log_probs, ref_log_probs)
     if kind == "k1":
         return log_ratio
     if kind == "k2":
         return log_ratio**2 / 2
     inverse = limit_log_ratio(-log_ratio)
     return inverse.exp() - inverse - 1
+
+
+def _differ(log_probs: Tensor, others: Tensor) -> Tensor:
+    """Return (M,) differences; 0 between two tokens that are both impossible, where -inf minus -inf is no number."""
+    both = torch.isinf(log_probs) & torch.isinf(others)
+    return torch.where(both, 0.0, log_probs - others)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange_value: float) -> Tensor:
@@ -129,13 +135,15 @@ def log_prob_gap(log_probs: Tensor, rollout_log_probs: Tensor) -> LogProbGap:
     """Compare (M,) log-probabilities of trainer and rollout; zeros if there are no tokens."""
     if log_probs.numel() == 0:
         return LogProbGap()
-    difference = (log_probs - rollout_log_probs).detach().double()
-    kl = difference.exp() - difference - 1
+    difference = _differ(log_probs, rollout_log_probs).detach().double()
+    limited = limit_log_ratio(difference)
+    kl = limited.exp() - limited - 1
     distance = difference.abs()
+    size = torch.where(torch.isinf(rollout_log_probs), 0.0, rollout_log_probs.double().abs())
     return LogProbGap(
         mean=distance.mean().item(),
         max=distance.max().item(),
-        max_relative=(distance / (1 + rollout_log_probs.double().abs())).max().item(),
+        max_relative=(distance / (1 + size)).max().item(),
         kl=kl.mean().item(),
         num_tokens=log_probs.numel(),
     )

@@ -22,25 +22,29 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "tokens/per_s": "Sampled tokens per second of the step.",
     "actor/trained_tokens": "Tokens in the loss.",
     "actor/trained_rows": "Rows with a token in the loss.",
-    "actor/pg_loss": "Policy loss, the mean over the mini-batches, as all other metrics of `actor/`.",
-    "actor/clip_frac": "Share of the tokens whose gradient the clip stopped.",
-    "actor/entropy": "Entropy of the policy in nats, the mean over tokens.",
-    "actor/approx_kl": "KL of a token from the policy before the update to the current one (k3), measured on each"
-    " mini-batch before its step: the largest. `target_kl` is its bound.",
+    "actor/measured_tokens": "Tokens that the means over tokens cover, here and in `importance/`, `gap/` and `policy/`:"
+    " the tokens in the loss whose rows have an advantage. Groups with equal rewards have none; if no row has one,"
+    " these are the tokens of the first row. The loss and its options do not change them.",
+    "actor/pg_loss": "Policy loss, the mean over the mini-batches.",
+    "actor/clip_frac": "Share of the measured tokens whose gradient the clip stopped.",
+    "actor/entropy": "Entropy of the policy in nats, the mean over the measured tokens.",
+    "actor/approx_kl": "KL of a measured token from the policy before the update to the current one (k3), measured on"
+    " each mini-batch before its step: the largest. `target_kl` is its bound.",
     "actor/skipped": "Share of the mini-batches that `target_kl` skipped; only with `target_kl`.",
     "actor/grad_norm": "Norm of the gradient before clipping.",
-    "actor/kl": "KL to the reference; only with a reference.",
+    "actor/kl": "KL to the reference, the mean over the measured tokens; only with a reference.",
     "actor/tis_*": "Truncated importance weights: `tis_mean`, and `tis_capped`, the share at the cap.",
-    "actor/mis_masked": "Share of the tokens that `mis_bounds` masked; only with `mis_bounds`.",
-    "actor/dual_clip_frac": "Share of the tokens whose loss the dual clip bounded; only with `loss: dual_clip`.",
+    "actor/mis_masked": "Share of the measured tokens that `mis_bounds` masked; only with `mis_bounds`.",
+    "actor/dual_clip_frac": "Share of the measured tokens whose loss the dual clip bounded; only with"
+    " `loss: dual_clip`.",
     "actor/lr": "Learning rate.",
     "critic/*": "Of `gae`: `value_loss`, `grad_norm`, and `return`, the mean target.",
     "policy/kl": "KL of a token from the policy before the update to the one after it (k3), measured after the update"
-    " on up to `diagnostics.sequences` rows; without `old_log_probs`, on rows with a gradient.",
+    " on the measured tokens of up to `diagnostics.sequences` rows.",
     "policy/nats": "The same KL summed over a row, the mean over rows: how far the step moved the policy, in nats a"
     " sequence.",
     "importance/ess": "Effective sample size of the importance weights between trainer and rollout, as a share of the"
-    " tokens (Kish): 1 if all weights are equal.",
+    " measured tokens (Kish): 1 if all weights are equal.",
     "noise/scale": "Gradient noise scale in groups: `trace` over `signal`, both averaged over the steps with decay 0.9."
     " Infinite (null in the file) if no signal was found.",
     "noise/signal": "Unbiased estimate of the squared length of the true gradient; single steps can be negative.",
@@ -52,7 +56,9 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "noise/cosine": "Expected cosine between a mini-batch's gradient and the true one: the root of `agreement` over"
     " `square`, averaged over the steps with decay 0.9, minus the standard error of this average.",
     "gap/*": "Difference between the log-probabilities of trainer and rollout: `mean`, `max`, `max_relative`, `kl`; the"
-    " compared `tokens`, and the `fresh` share of them that the current weights sampled.",
+    " compared `tokens`, and the `fresh` share of the measured tokens that the current weights sampled. If there are"
+    " fresh ones, only these are compared. With `old_log_probs: rollout` and mini-batches, only those of the first"
+    " mini-batch are, because no pass over the whole batch comes before it.",
     "buffer/*": "Staleness of the oldest group of the batch in weight versions, and counts of groups since the start.",
     "sync/*": "Of a weight update, such as `bytes`.",
     "switch/*": "Seconds and bytes of the stages of a memory switch.",

@@ -21,10 +21,9 @@ def policy_loss(
     columns: Mapping[str, Tensor],
     log_probs: Tensor,
     entropy: Tensor | None,
-    share: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """
-    Return the loss of each token, and the micro-batch's part of the metrics.
+    Return the loss of each token, the part without KL and entropy, and values of the tokens for metrics.
 
     Args:
         algorithm: from rewards to a loss.
@@ -32,7 +31,9 @@ def policy_loss(
         columns: (M,) inputs of the loss on the micro-batch's tokens, by name.
         log_probs: (M,) of the policy.
         entropy: (M,) of the policy; None if it was not computed.
-        share: of one token in the metrics: 1 over the tokens of the mini-batch.
+
+    Returns:
+        (M,) losses; (M,) losses without KL and entropy; and (M,) values by the name of the metric that is their mean.
     """
     rollout = columns["rollout_log_probs"]
     old = columns.get("old_log_probs", log_probs.detach())
@@ -46,28 +47,27 @@ def policy_loss(
         rows=columns["row"],
     )
     all_weights = importance_weights(log_probs, rollout, math.inf)
-    parts = {
-        **{f"actor/{name}": value.detach().sum() * share for name, value in values.items()},
-        "actor/approx_kl": kl_estimate(old, log_probs.detach(), "k3").sum() * share,
-        "importance/mean": all_weights.sum() * share,
-        "importance/square": (all_weights**2).sum() * share,
+    measured = {
+        **{f"actor/{name}": value for name, value in values.items()},
+        "actor/approx_kl": kl_estimate(old, log_probs.detach(), "k3"),
+        "importance/mean": all_weights,
+        "importance/square": all_weights**2,
     }
     if algorithm.old_log_probs == "recompute":
         weight, corrected = correct_for_engine(algorithm, old, rollout, columns["row"])
         surrogate = surrogate * weight
-        parts |= {name: value.sum() * share for name, value in corrected.items()}
-    parts["actor/pg_loss"] = (columns["weights"] * surrogate).sum()
+        measured |= corrected
     total = surrogate
     if "ref_log_probs" in columns:
         kl = kl_estimate(log_probs, columns["ref_log_probs"], algorithm.kl_loss_type)
-        parts["actor/kl"] = kl.sum() * share
+        measured["actor/kl"] = kl
         if not algorithm.use_kl_in_reward:
             total = total + algorithm.kl_loss_coef * kl
     if entropy is not None:
-        parts["actor/entropy"] = entropy.sum() * share
+        measured["actor/entropy"] = entropy
         if algorithm.entropy_coeff != 0:
             total = total - algorithm.entropy_coeff * entropy
-    return total, parts
+    return total, surrogate, measured
 
 
 def correct_for_engine(

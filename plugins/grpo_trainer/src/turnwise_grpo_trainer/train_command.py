@@ -59,7 +59,6 @@ class TrainCommand:
         parser.add_argument("--dry-run", action="store_true", help="check the config, print the plan and exit")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        from turnwise import configure_logging
         from turnwise_grpo_trainer.placement import print_plan
         from turnwise_grpo_trainer.run_config import load_saved_config
         from turnwise_grpo_trainer.train_setup import read_setup, with_model
@@ -69,8 +68,7 @@ class TrainCommand:
             if find_spec(package) is None:
                 raise ConfigError(f"turnwise train needs {package}: pip install 'turnwise-grpo-trainer[train]'")
         overrides = [*arguments.overrides, *(["train.shuffle_rewards=true"] if arguments.shuffle_rewards else [])]
-        setup = read_setup(arguments.config, overrides)
-        configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format, whole_stream=True)
+        setup = read_setup(arguments.config, overrides, with_logging=True)
         if arguments.dry_run:
             print_plan(with_model(setup, weights=False))
             return OK

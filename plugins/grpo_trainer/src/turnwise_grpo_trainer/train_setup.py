@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from turnwise import Host, RunConfig, Task, load_resolved, structure
+from turnwise import Host, RunConfig, Task, configure_logging, load_resolved, structure
 from turnwise.config.models import keep_commits, pin_models
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
@@ -69,7 +69,9 @@ class TrainSetup:
         }
 
 
-def read_setup(path: str, overrides: Iterable[str] = (), *, needs_train: bool = True) -> TrainSetup:
+def read_setup(
+    path: str, overrides: Iterable[str] = (), *, needs_train: bool = True, with_logging: bool = False
+) -> TrainSetup:
     """
     Read a config and check it.
 
@@ -77,11 +79,14 @@ def read_setup(path: str, overrides: Iterable[str] = (), *, needs_train: bool = 
         path: YAML or TOML file.
         overrides: values such as `rollout.n=4`.
         needs_train: require the `train` section and load the training tasks.
+        with_logging: configure the log of this process by the config before the tasks are read, which may log.
 
     Raises:
         ConfigError, DataError, PluginError: one line for each problem.
     """
     run, host = load_resolved(path, overrides)
+    if with_logging:
+        configure_logging(run.telemetry.log_level, run.telemetry.log_format, whole_stream=True)
     if needs_train and not run.train:
         raise ConfigError(f"{path}: train: missing; add this section, see turnwise train --help")
     train = _structure_train(run.train, path)

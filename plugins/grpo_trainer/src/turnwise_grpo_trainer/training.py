@@ -56,6 +56,10 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
     place_training(setup)  # refuses devices that engine and trainer cannot share
     # The manager comes first: it reports a plugin's missing requirements before the model is loaded.
     manager = RolloutManager.from_config(setup.run, setup.host, observers=[view, RunningEpisodes(out)])
+    if latest is None:  # a training that has begun has measured them
+        manager.check_prompts(setup.tasks)
+        held_out = setup.validation_tasks[: setup.train.validation.limit]
+        manager.check_prompts(held_out, key="data.validation_path")
     with ExitStack() as stack:
         if borrows_devices(setup):
             # The replicas come first, because they reserve the devices. They sleep while the models are loaded there.

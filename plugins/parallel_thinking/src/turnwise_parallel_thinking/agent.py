@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from turnwise import Episode, Resources, SamplingParams, State
+from turnwise import Episode, Message, Resources, SamplingParams, State, Task
 from turnwise.errors import BudgetExhausted, ConfigError, EpisodeEnd
 from turnwise.layout import Objective
 from turnwise.record.trajectory import Path
+from turnwise.types import TokenArray
 from turnwise_parallel_thinking.config import ParallelThinkingConfig
 from turnwise_parallel_thinking.tag_ids import encode_tags
 
@@ -75,11 +76,19 @@ class ParallelThinking:
         raise ValueError(f"parallel_thinking has no state {episode.state!r}")
 
     def _start(self, episode: Episode) -> str:
-        if self._config.prompt_suffix:
-            _append_to_user_message(episode.messages, self._config.prompt_suffix)
-        episode.begin(self._chat.prompt(episode.messages))
+        episode.begin(self._encode_prompt(episode.messages))
         episode.memory.update(blocks=0, spoke=False)
         return Phase.MAIN
+
+    def first_prompt(self, task: Task) -> TokenArray:
+        """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
+        return self._encode_prompt(list(task.messages))
+
+    def _encode_prompt(self, messages: list[Message]) -> TokenArray:
+        """Return the prompt of a conversation, to which the configured suffix is added."""
+        if self._config.prompt_suffix:
+            _append_to_user_message(messages, self._config.prompt_suffix)
+        return self._chat.prompt(messages)
 
     async def _write_main(self, episode: Episode) -> State | str:
         """Let the model write until it opens an allowed block or ends its turn."""

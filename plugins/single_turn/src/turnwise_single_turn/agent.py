@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from turnwise import Chat, Episode, ReasoningParser, State
+from turnwise import Chat, Episode, Message, ReasoningParser, State, Task
 from turnwise.errors import ConfigError
 from turnwise.messages import build_turn_message
+from turnwise.types import TokenArray
 from turnwise_single_turn.config import SingleTurnConfig
 
 
@@ -36,11 +37,20 @@ class SingleTurn:
         return await self._answer(episode)
 
     def _start(self, episode: Episode) -> State:
-        messages, system_prompt = episode.messages, self._config.system_prompt
+        self._add_system_prompt(episode.messages)
+        episode.begin(self._chat.prompt(episode.messages))
+        return State.GENERATING
+
+    def first_prompt(self, task: Task) -> TokenArray:
+        """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
+        messages = list(task.messages)
+        self._add_system_prompt(messages)
+        return self._chat.prompt(messages)
+
+    def _add_system_prompt(self, messages: list[Message]) -> None:
+        system_prompt = self._config.system_prompt
         if system_prompt and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
-        episode.begin(self._chat.prompt(messages))
-        return State.GENERATING
 
     async def _answer(self, episode: Episode) -> State:
         result = await episode.generate(max_tokens=self._config.max_tokens)

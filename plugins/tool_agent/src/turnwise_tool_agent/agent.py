@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from turnwise import Episode, Message, Resources, State, ToolCall, ToolResult
+from turnwise import Episode, Message, Resources, State, Task, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
 from turnwise.messages import UNNAMED_CALL, build_turn_message, name_call, name_calls
 from turnwise.types import TokenArray
@@ -95,12 +95,22 @@ class ToolAgent:
         raise ValueError(f"tool_agent has no state {episode.state!r}")
 
     def _start(self, episode: Episode) -> State:
-        messages, system_prompt = episode.messages, self._config.system_prompt
-        if system_prompt and messages[0].get("role") != "system":
-            messages.insert(0, {"role": "system", "content": system_prompt})
+        messages = episode.messages
+        self._add_system_prompt(messages)
         episode.memory.update(assistant_turns=0, user_turns=0, tool_rewards=[], turn_rewards=[], calls=[])
         episode.begin(self._chat.prompt(messages, self._shown))
         return State.GENERATING
+
+    def first_prompt(self, task: Task) -> TokenArray:
+        """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
+        messages = list(task.messages)
+        self._add_system_prompt(messages)
+        return self._chat.prompt(messages, self._shown)
+
+    def _add_system_prompt(self, messages: list[Message]) -> None:
+        system_prompt = self._config.system_prompt
+        if system_prompt and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": system_prompt})
 
     async def _generate(self, episode: Episode) -> State:
         result = await episode.generate()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from turnwise import Episode, FinishReason, GenerateResult, Resources, State, ToolCall
+from turnwise import Episode, FinishReason, GenerateResult, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError
 from turnwise.types import TokenArray
 from turnwise_torl_python.blocks import extract_last_python_block
@@ -88,12 +88,20 @@ class TorlPython:
         raise ValueError(f"torl_python has no state {episode.state!r}")
 
     def _start(self, episode: Episode) -> State:
-        messages, config = episode.messages, self._config
-        if config.template == "chat" and config.system_prompt and messages[0].get("role") != "system":
-            messages.insert(0, {"role": "system", "content": config.system_prompt})
-        episode.begin(encode_prompt(messages, config, self._chat))
+        episode.begin(self._encode_prompt(episode.messages))
         episode.memory.update(turn_start=len(episode.trajectory), rounds=0, calls=0, successes=0)
         return State.GENERATING
+
+    def first_prompt(self, task: Task) -> TokenArray:
+        """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
+        return self._encode_prompt(list(task.messages))
+
+    def _encode_prompt(self, messages: list[Message]) -> TokenArray:
+        """Return the prompt of a conversation, to which the configured system message is added."""
+        config = self._config
+        if config.template == "chat" and config.system_prompt and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": config.system_prompt})
+        return encode_prompt(messages, config, self._chat)
 
     async def _generate(self, episode: Episode) -> State:
         try:

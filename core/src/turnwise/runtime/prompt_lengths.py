@@ -1,0 +1,113 @@
+"""
+Measures the first prompts of tasks before any episode starts.
+
+Without it, a prompt that is too long ends a run when its task is drawn, perhaps hours later. Agents whose first prompt
+depends on the task alone have `first_prompt`; for the others the prompt policy acts in their episodes, as before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+from attrs import frozen
+
+from turnwise.errors import PromptTooLongError, TemplateError
+from turnwise.runtime.plan import RolloutPlan
+from turnwise.types import Task
+
+_CHUNK: Final = 64
+_NUM_THREADS: Final = min(8, os.cpu_count() or 1)
+_REPORT_S: Final = 10.0
+_TREATMENTS: Final = {
+    "drop": "are dropped",
+    "truncate_left": "lose tokens at their start",
+    "truncate_right": "lose tokens at their end",
+}
+
+
+@frozen
+class LongPrompt:
+    """A task whose first prompt has more tokens than the run takes."""
+
+    task: Task
+    num_tokens: int
+
+
+def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], *, key: str = "data.path") -> None:
+    """
+    Measure the first prompts of some tasks; log how many are too long, if the policy drops or cuts them.
+
+    Args:
+        plan: of the run; it has the agents, the longest prompt and the policy.
+        tasks: of one data set.
+        key: of the config, which names the data set in the log.
+
+    Raises:
+        PromptTooLongError: a prompt is too long and the policy is `error`; the line names the first such row, counts
+            the others and has the length of the longest.
+        DataError: a task names an unknown agent.
+    """
+    limit = plan.max_prompt_tokens
+    if limit is None or not tasks:
+        return
+    for task in tasks:
+        plan.check_agent(task, task.agent_name or plan.default_agent)
+    found = [each for each in _measure(plan, tasks, key) if each.num_tokens > limit]
+    if not found:
+        return
+    first, longest = found[0], max(each.num_tokens for each in found)
+    if plan.prompt_policy != "error":
+        structlog.get_logger().warning(
+            f"prompts longer than rollout.prompt_length {_TREATMENTS[plan.prompt_policy]}",
+            data=key,
+            rows=len(found),
+            of=len(tasks),
+            first_row=first.task.sample_index,
+            longest=longest,
+            prompt_length=limit,
+        )
+        return
+    others = f"{len(found)} of {len(tasks)} rows are too long, the longest has {longest}"
+    raise PromptTooLongError(
+        f"{key}: prompt of task {first.task.uid!r} (row {first.task.sample_index}) has {first.num_tokens} tokens, more"
+        f" than prompt_length={limit}; {others}; set rollout.prompt_length={longest}, or data.prompt_policy to drop,"
+        " truncate_left or truncate_right",
+        num_tokens=first.num_tokens,
+        max_tokens=limit,
+    )
+
+
+def _measure(plan: RolloutPlan, tasks: Sequence[Task], key: str) -> Iterator[LongPrompt]:
+    """Yield the tasks with the lengths of their first prompts, in order, where these are known beforehand."""
+    started = reported = time.monotonic()
+    chunks = [tasks[at : at + _CHUNK] for at in range(0, len(tasks), _CHUNK)]
+    # Threads, because a fast tokenizer leaves the interpreter lock, and processes would each load plugins and model.
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts") as pool:
+        num_done = 0
+        for measured in pool.map(lambda chunk: _measure_chunk(plan, chunk), chunks):
+            yield from measured
+            num_done = min(num_done + _CHUNK, len(tasks))
+            if time.monotonic() - reported > _REPORT_S:
+                reported = time.monotonic()
+                structlog.get_logger().info(
+                    "measuring prompts", data=key, done=num_done, of=len(tasks), seconds=round(reported - started)
+                )
+
+
+def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task]) -> list[LongPrompt]:
+    found = []
+    for task in tasks:
+        program: Any = plan.agents[task.agent_name or plan.default_agent]
+        first_prompt: Callable[[Task], Any] | None = getattr(getattr(program, "agent", None), "first_prompt", None)
+        if first_prompt is None:
+            continue
+        try:
+            found.append(LongPrompt(task, len(first_prompt(task))))
+        except TemplateError:  # fails the task's episodes alone, with this reason
+            continue
+    return found

@@ -213,12 +213,8 @@ def _download(hub: Any, source: ModelSource, commit: str, files: Mapping[str, in
 
 
 def _present_bytes(hub: Any, source: ModelSource, commit: str, files: Mapping[str, int]) -> int:
-    """Return the bytes of a snapshot that the cache has, those of files that were cut off included."""
-    cached = {each for each in files if isinstance(_cached_file(hub, source, commit, each), str)}
-    blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{source.path.replace('/', '--')}" / "blobs"
-    partial = sum(each.stat().st_size for each in blobs.glob("*.incomplete"))
-    left = sum(size for name, size in files.items() if name not in cached)
-    return sum(files[each] for each in cached) + min(partial, left)
+    """Return the bytes of a snapshot that the cache has; the library begins a file that was cut off anew."""
+    return sum(size for name, size in files.items() if isinstance(_cached_file(hub, source, commit, name), str))
 
 
 def _cached_file(hub: Any, source: ModelSource, commit: str, name: str) -> Any:

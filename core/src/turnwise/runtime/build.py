@@ -106,7 +106,9 @@ class RunBuilder:
         """Resources of the plugins: model, chat, judge, parser, tools and simulated user."""
         config = self.config
         chat = self._load_chat(self.model)
-        resources = Resources(model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge)
+        resources = Resources(
+            model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge, find_code=self.code.find_any
+        )
         # Each part is built with the parts before it: a parser may use the tools' schemas, and a simulated user both.
         tools = {name: self._wrapped("tools", tool, chat) for name, tool in self._build_tools(resources).items()}
         resources = evolve(resources, tools=tools)
@@ -168,7 +170,8 @@ class RunBuilder:
 
     def build_engine(self) -> Engine:
         """Build the engine. It gets the model and no chat template: an engine never sees text."""
-        engine: Engine = build_part(self.host, "engines", self.config.engine, self._bare_resources, path="engine")
+        choice, resources = self.config.engine, self._bare_resources
+        engine: Engine = build_part(self.host, "engines", choice, resources, path="engine", code=self.code)
         lifecycle = self._wrapped("engines", engine, None)
         return engine if lifecycle is engine else cast("Engine", _InterceptedEngine(engine, lifecycle))
 
@@ -177,7 +180,7 @@ class RunBuilder:
         if judge is None:
             return None
         resources = Resources(model=self.config.model_spec(judge.model), seed=self.config.rollout.seed)
-        engine: Engine = build_part(self.host, "engines", judge.engine, resources, path="judge.engine")
+        engine: Engine = build_part(self.host, "engines", judge.engine, resources, path="judge.engine", code=self.code)
         return engine
 
     def build_observers(self, place: Place | None = None) -> list[Observer]:

@@ -53,7 +53,7 @@ class EnvironmentAgent:
         if resources.chat is None:
             raise ConfigError("agent 'environment' writes prompts: the run needs a model with a chat template")
         self._config, self._resources, self._chat = config, resources, resources.chat
-        self._build = find_factory(config)
+        self._build = find_factory(config, resources.find_code)
         sample = self._build()
         self.resumable = bool(getattr(sample, "repeatable", False))
         self._check_parser(getattr(sample, "tools", ()) or resources.tools)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # torch re-exports them implicitly
 
+from turnwise.config.own_code import OwnCode
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import TrainConfig
@@ -33,6 +34,7 @@ class LearnerSpec:
         temperature: sampling temperature of the engine.
         response_length: the longest possible response.
         plugins: of the run; None takes the installed ones.
+        code: the user's own code that the run may use.
         seed: of the run; new weights of a critic, and dropout, depend on it.
     """
 
@@ -41,6 +43,7 @@ class LearnerSpec:
     temperature: float
     response_length: int
     plugins: PluginRecipe | None = None
+    code: OwnCode | None = None
     seed: int = 0
 
 
@@ -60,6 +63,7 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         device=device,
         to_device=make_sharder(device) if spec.train.sharding.sharded else None,
         plugins=spec.plugins,
+        code=spec.code,
     )
     seed_torch(spec.seed, learner.rank)  # each process draws its own dropout
     return LocalTrainer(learner, Path(spec.model.path or "."))

@@ -42,6 +42,11 @@ _VERIFIED_ROLES = (("user",), ("tool",), ("tool", "tool"), ("tool", "user"))
 _PLAIN_KEYS = frozenset({"role", "content", "name", "tool_call_id"})
 _KNOWN_CLASSES = dict.fromkeys(("PreTrainedTokenizerFast", "TokenizersBackend"), "TokenizersBackend")
 _KNOWN_CLASSES |= dict.fromkeys(("Qwen2Tokenizer", "Qwen2TokenizerFast"), "Qwen2Tokenizer")
+_TOKENIZER_FILES = (
+    *("tokenizer*", "vocab*", "merges.txt", "tekken*.json", "*.tiktoken", "*.model", "*.spm", "*.bpe", "spiece*"),
+    "tokenization_*.py",
+)
+"""Names of files that tokenizers of transformers are made of; a directory has some of them."""
 _CALL_FORMS: tuple[dict[str, bool], ...] = (
     {},
     {"none_as_text": True},
@@ -236,6 +241,7 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> C
         raise ConfigError(f"model.path: there is no directory {str(spec.path)!r}: {download}")
     if spec.trust_remote_code and not spec.revision:
         raise ConfigError("model.trust_remote_code: running a model's code needs its commit in model.revision")
+    _check_tokenizer_files(spec.path)
     tokenizer = _load_tokenizer(spec.path, spec)
     name = f"the chat template of {str(spec.path)!r}"
     if spec.chat_template is not None:
@@ -247,6 +253,13 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> C
     return ChatTemplate(
         tokenizer, spec.template_options, stop_token_ids=stops, name=name, special_tokens=special_tokens
     )
+
+
+def _check_tokenizer_files(path: Path) -> None:
+    """Raise `ConfigError` for a directory without a tokenizer; `transformers` takes seconds to find an empty one."""
+    if not any(file.match(pattern) for file in path.iterdir() for pattern in _TOKENIZER_FILES):
+        text = "has no tokenizer files, such as tokenizer.json; copy them from the repository of the model"
+        raise ConfigError(f"model.path: {str(path)!r} {text}")
 
 
 def _load_tokenizer(path: Path, spec: ModelSpec) -> Any:

@@ -33,6 +33,8 @@ class ShowCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         path: Path = arguments.dir
+        if not path.exists():
+            raise ConfigError(f"{path}: does not exist; name the folder of a rollout, as given to --out")
         file = find_rows(path, "trajectories") if path.is_dir() else path
         # The file holds episodes as they finished; people count them as they were asked for.
         results = sorted(read_results(file), key=lambda r: (r.task.sample_index, r.task.uid, r.rollout_n))

@@ -16,6 +16,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # 
 from turnwise.config.own_code import OwnCode
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
+from turnwise_engine_support.devices import check_device
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.devices import select_device
 from turnwise_grpo_trainer.learner import Learner
@@ -49,6 +50,7 @@ class LearnerSpec:
 
 def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
     """Load the models in this process. If the model is to be sharded, the process must have joined its group before."""
+    check_device(spec.train.policy.device, "train.policy.device")
     device = select_device(spec.train.policy)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -66,4 +66,5 @@ def _walk(section: type, path: str) -> Iterator[str]:
 
 
 def _members(kind: TypeForm) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    origin: TypeForm = get_origin(kind)
+    return get_args(kind) if origin in (Union, types.UnionType) else (kind,)

@@ -10,4 +10,4 @@ def hide_progress_bars() -> None:
     if not sys.stderr.isatty():
         from transformers.utils import logging
 
-        logging.disable_progress_bar()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated

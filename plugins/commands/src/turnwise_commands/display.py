@@ -97,8 +97,8 @@ def results_table(results: Sequence[EpisodeResult], limit: int | None = None) ->
         table.add_column("ended by", ratio=1)
     for result in shown:
         uid = Text(one_line(result.uid), no_wrap=True, overflow="ellipsis")
-        limit = f"{result.limit.name}: {result.limit.reason}" if result.limit else ""
-        end = [Text(one_line(limit))] if with_limits else []
+        reason = f"{result.limit.name}: {result.limit.reason}" if result.limit else ""
+        end = [Text(one_line(reason))] if with_limits else []
         table.add_row(uid, _status(result), *map(Text, _numbers(result)), *end)
     return table
 

@@ -77,7 +77,7 @@ class ConfigBlueprint:
         """Return the blueprint of a resolved config, the loaded plugins, and the objects that a program passes."""
         transport = transport_choice(config, host)
         owner = _owner(host, "engines", config.engine)
-        judge = _owner(host, "engines", config.judge and config.judge.engine)
+        judge = _owner(host, "engines", config.judge.engine if config.judge else None)
         transport_owner = _owner(host, "weight_transports", transport)
         built = RunBuilder(config, host, None, given or {}).middleware
         wrapping = [name for name, each in built.items() if "engines" in each.kinds]

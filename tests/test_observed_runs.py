@@ -337,9 +337,10 @@ def test_endpoint_shows_routing_and_faults(ray_cluster):
             lambda: total(scrape(observer.url), "turnwise_restarts_total", kind="replica") >= 1,
             "no restart was counted",
         )
-        samples = scrape(observer.url)
+        samples, moved = scrape(observer.url), running.stats()["migrations"]
 
     assert len(results) == NUM_EPISODES - 1
+    assert moved >= 1
     assert total(samples, "turnwise_routed_requests_total", kind="first") == NUM_EPISODES
     assert total(samples, "turnwise_routed_requests_total", kind="sticky") > NUM_EPISODES
     assert total(samples, "turnwise_routed_requests_total", kind="migrated") >= 1

@@ -169,8 +169,13 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
 def test_the_readme_installs_what_the_demo_needs() -> None:
     """No index has our distributions, so the command that installs folders must name each that another one needs."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^    pip install (\"\./core.*?[^\\])$", readme, re.MULTILINE | re.DOTALL)
-    folders = re.findall(r"\./([a-z]+(?:/\w+)?)", command)
+    line = (
+        "pip install -c constraints.txt -r requirements-demo.txt --extra-index-url https://download.pytorch.org/whl/cpu"
+    )
+    assert f"\n    {line}\n" in readme
+    requirements = (ROOT / "requirements-demo.txt").read_text(encoding="utf-8")
+    assert line in requirements
+    folders = re.findall(r"^\./([a-z]+(?:/\w+)?)", requirements, re.MULTILINE)
     found = {project_file(folder)["project"]["name"] for folder in folders}
 
     for folder in folders:

@@ -84,7 +84,17 @@ class EpisodeEnd(TurnwiseError):  # noqa: N818 - a signal that ends an episode n
 
 
 class BudgetExhausted(EpisodeEnd):
-    """The next tokens do not fit the response budget or the context: the episode is `truncated`."""
+    """
+    The next tokens do not fit the response budget or the context: the episode is `truncated`; the text has the reason.
+
+    `limit` and `value` are those of `turnwise.record.limit.ReachedLimit`. Without them, it is the limit of the
+    last record.
+    """
+
+    def __init__(self, text: str = "", *, limit: str = "", value: int | None = None) -> None:
+        super().__init__(text)
+        self.limit = limit
+        self.value = value
 
 
 class DeadlineExceeded(EpisodeEnd):

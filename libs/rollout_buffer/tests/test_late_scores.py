@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -51,16 +52,13 @@ def rewards(buffer):
 
 @given(order=st.permutations([("put", n) for n in range(SIZE)] + [("score", n) for n in range(SIZE)]))
 def test_a_group_is_whole_when_every_episode_is_there_and_scored(order):
-    """In any order of puts and scores, the group is there after the last one; a score that is too early is refused."""
-    buffer, put, given_scores = make_buffer(), set(), set()
+    """In any order of puts and scores, the group is there after the last one; a score may come before its episode."""
+    buffer, given_scores, num_put = make_buffer(), set(), 0
     for what, number in [*order, *(("score", n) for n in range(SIZE))]:
-        assert (len(given_scores) == SIZE) == (buffer.qsize() == 1)
+        assert (len(given_scores) == num_put == SIZE) == (buffer.qsize() == 1)
         if what == "put":
-            assert not buffer.put(unscored(number))
-            put.add(number)
-        elif number not in put:
-            with pytest.raises(ValueError, match="does not wait for a score"):
-                buffer.notify_score("a", number, float(number))
+            num_put += 1
+            assert buffer.put(unscored(number)) == (len(given_scores) == num_put == SIZE)
         else:
             assert buffer.notify_score("a", number, float(number)) == (number not in given_scores)
             given_scores.add(number)
@@ -80,6 +78,26 @@ def test_a_repeated_score_changes_nothing_and_another_one_is_refused():
 
     assert [1.0] * SIZE == rewards(buffer)
     assert not buffer.notify_score("a", 0, 1.0)
+
+
+def test_early_scores():
+    """They need no waiting episodes, belong to one step, are checked like late ones, and survive a restart."""
+    buffer = TrajectoryBuffer(SIZE, 4)
+    for number in range(SIZE):
+        assert buffer.notify_score("a", number, float(number), global_step=1)
+        assert not buffer.notify_score("a", number, float(number), global_step=1)
+    with pytest.raises(ValueError, match=r"has the score 0\.0, and now gets another one, 5\.0"):
+        buffer.notify_score("a", 0, 5.0, global_step=1)
+    other = TrajectoryBuffer(SIZE, 4)
+    other.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+
+    other.put_batch(unscored(number, step=2) for number in range(SIZE))
+    assert [None, None, None] == rewards(other)
+    other.put_batch(unscored(number) for number in range(SIZE))
+    assert [0.0, 1.0, 2.0] == rewards(other)
+    assert not other.notify_score("a", 1, 1.0, global_step=1)
+    with pytest.raises(ValueError, match="it has one, or its deadline is over"):
+        other.notify_score("a", 1, 1.0, global_step=2)
 
 
 def test_the_deadline_of_a_score():

@@ -46,6 +46,11 @@ _VERIFIED_ROLES = (("user",), ("tool",), ("tool", "tool"), ("tool", "user"))
 _PLAIN_KEYS = frozenset({"role", "content", "name", "tool_call_id"})
 _KNOWN_CLASSES = dict.fromkeys(("PreTrainedTokenizerFast", "TokenizersBackend"), "TokenizersBackend")
 _KNOWN_CLASSES |= dict.fromkeys(("Qwen2Tokenizer", "Qwen2TokenizerFast"), "Qwen2Tokenizer")
+_TOKENIZER_FILES = (
+    *("tokenizer*", "vocab*", "merges.txt", "tekken*.json", "*.tiktoken", "*.model", "*.spm", "*.bpe", "spiece*"),
+    "tokenization_*.py",
+)
+"""Names of files that tokenizers of transformers are made of; a directory has some of them."""
 _CALL_FORMS: tuple[dict[str, bool], ...] = (
     {},
     {"none_as_text": True},
@@ -286,6 +291,7 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", chec
         raise ConfigError(f"model.path: there is no directory {str(spec.path)!r}")
     if spec.trust_remote_code and not spec.revision:
         raise ConfigError("model.trust_remote_code: running a model's code needs its commit in model.revision")
+    _check_tokenizer_files(spec.path)
     tokenizer = _load_tokenizer(spec.path, spec)
     name = f"the chat template of {str(spec.path)!r}"
     if spec.chat_template is not None:
@@ -302,6 +308,13 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", chec
         special_tokens=special_tokens,
         check_every=check_every,
     )
+
+
+def _check_tokenizer_files(path: Path) -> None:
+    """Raise `ConfigError` for a directory without a tokenizer; `transformers` takes seconds to find an empty one."""
+    if not any(file.match(pattern) for file in path.iterdir() for pattern in _TOKENIZER_FILES):
+        text = "has no tokenizer files, such as tokenizer.json; copy them from the repository of the model"
+        raise ConfigError(f"model.path: {str(path)!r} {text}")
 
 
 def _load_tokenizer(path: Path, spec: ModelSpec) -> Any:

@@ -20,9 +20,9 @@ from cattrs.errors import (
     IterableValidationNote,
 )
 
-from turnwise.config.parts import Choice, file_fields
+from turnwise.config.hints import hint_for
+from turnwise.config.parts import Choice
 from turnwise.errors import ConfigError
-from turnwise.plugin.registry import did_you_mean
 
 _WORDS: Mapping[object, str] = {
     bool: "true or false",
@@ -65,10 +65,8 @@ def misfit_lines(error: BaseException, path: str, kind: object) -> Iterator[str]
             key, inner = _place(each)
             yield from misfit_lines(each, _joined(path, key), inner or error.cl)
     elif isinstance(error, ForbiddenExtraKeysError):
-        known = tuple(item.name for item in file_fields(error.cl))
         for key in sorted(map(str, error.extra_fields)):
-            hint = did_you_mean(key, known) if known else "; there are no options"
-            yield f"{_joined(path, key)}: unknown key{hint}"
+            yield f"{_joined(path, key)}: unknown key{hint_for(key, path, error.cl)}"
     elif isinstance(error, MisfitAtKeyError):
         yield f"{_joined(path, error.key)}: {error}"
     elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):

@@ -28,8 +28,6 @@ from turnwise.plugin.host import Host
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Resources
 
-PLUGINS_ONLY: Final[frozenset[str]] = frozenset({"engines", "weight_transports"})
-"""Kinds whose parts live in processes that load one plugin and nothing else."""
 _FILES: Final[dict[Path, tuple[int, ModuleType]]] = {}
 """The imported files with their times of change, so that all parts of a file share one module."""
 
@@ -125,6 +123,21 @@ class OwnCode:
         if inspect.isroutine(code) or inspect.isclass(code):
             self.check_allowed(f"{code.__module__ or module.__name__}:{name}")
         return found
+
+    def find_any(self, place: str) -> Any:
+        """
+        Return the object at a place that an option of a part names; arguments and errors as in `find`.
+
+        A module need not be allowed: the option is set in the config, and the module is installed or on the path.
+        """
+        home, _, name = place.rpartition(":")
+        if not home.endswith(FILE_END):
+            module = self._import(home)
+            if not hasattr(module, name):
+                public = tuple(each for each in vars(module) if not each.startswith("_"))
+                raise ConfigError(f"module {home} has no {name!r}{did_you_mean(name, public)}")
+            return getattr(module, name)
+        return self.find(place)
 
     def _locate(self, file: str) -> Path:
         return (self.base_dir / Path(file).expanduser()).resolve()

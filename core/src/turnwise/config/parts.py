@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NewType, TypeVar
 
 import attrs
 from attrs import Attribute, field, frozen, validators
@@ -25,6 +25,12 @@ Options = Mapping[str, Any]
 TypeForm = Any
 """A class, or another form of a type such as a union, for which type checkers have no type."""
 
+CodePlace = NewType("CodePlace", str)
+"""
+The place of the user's own code, as an option of a part: `package.module:Name`, or `./file.py:Name`.
+
+A relative file starts from the folder of the config. The part finds the code with `Resources.find_code`.
+"""
 KIND: Final = "turnwise_kind"
 """Key of a field's metadata: the registry of `turnwise.plugin.host.Host` that has the names in the field."""
 IN_FILE: Final = "turnwise_in_file"

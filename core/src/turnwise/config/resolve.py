@@ -17,7 +17,7 @@ from attrs import define, evolve, field
 
 from turnwise.config.errors import dotted, located
 from turnwise.config.file import read_config, structure_config, with_absolute_code
-from turnwise.config.own_code import PLUGINS_ONLY, OwnCode, build_own
+from turnwise.config.own_code import OwnCode, build_own
 from turnwise.config.parts import Choice
 from turnwise.config.run import RunConfig, kinds_of, map_choices
 from turnwise.config.structuring import structure, unstructure
@@ -134,7 +134,7 @@ class _Resolver:
 
     def resolve(self, choice: Choice, kind: str, path: str) -> Choice:
         try:
-            if choice.is_own_code and kind not in PLUGINS_ONLY:  # imported when it is built: reading runs no code
+            if choice.is_own_code:  # imported when it is built: reading runs no code
                 self.code.check_allowed(choice.name, dotted(path, ""))
                 return choice
             options = _structure_options(self.host, kind, choice, path, self.code.base_dir)

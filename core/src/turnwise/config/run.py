@@ -168,7 +168,7 @@ class RolloutConfig(GroupOptions):
 @frozen(kw_only=True)
 class TelemetryConfig:
     """
-    Options of the log.
+    Options of the log of a command, and of a script that has not configured structlog.
 
     Attributes:
         log_level: severity of the least severe lines that are written.

@@ -35,7 +35,7 @@ from turnwise.config.errors import (
     misfit_lines,
     shown,
 )
-from turnwise.config.parts import IN_FILE, Choice, ToolChoice, TypeForm, file_fields, plain
+from turnwise.config.parts import FILE_END, IN_FILE, Choice, CodePlace, ToolChoice, TypeForm, file_fields, plain
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugin.registry import did_you_mean
@@ -86,6 +86,9 @@ def _converter(base_dir: Path | None) -> Converter:
     for kind in (bool, int, float, str):
         converter.register_structure_hook(kind, _structure_scalar)
     converter.register_structure_hook(Path, lambda value, _: _structure_path(value, base_dir))
+    converter.register_structure_hook_func(
+        lambda kind: kind is CodePlace, lambda value, _: _structure_place(value, base_dir)
+    )
     converter.register_structure_hook(Choice, _structure_choice)
     converter.register_unstructure_hook_factory(
         attrs.has, lambda kind: make_dict_unstructure_fn(kind, converter, **_omitted(kind))
@@ -147,13 +150,24 @@ def _structure_path(value: object, base_dir: Path | None) -> Path:
     return Path(value).expanduser() if base_dir is None else base_dir / Path(value).expanduser()
 
 
+def _structure_place(value: object, base_dir: Path | None) -> str:
+    if not isinstance(value, str):
+        raise misfit(str, value)
+    home, colon, name = value.rpartition(":")
+    if base_dir is None or not home.endswith(FILE_END):
+        return value
+    return f"{base_dir / Path(home).expanduser()}{colon}{name}"
+
+
 def _structure_choice(value: object, _kind: object) -> Choice:
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping):
         raise misfit(Choice, value)
     if "name" not in value:
-        raise MisfitAtKeyError("name", f"missing; the section has only {_keys(value)}")
+        joined = any(isinstance(key, str) and key.startswith("name:") for key in value)
+        cure = "; write a space behind each colon" if joined else ""
+        raise MisfitAtKeyError("name", f"missing; the section has only {_keys(value)}{cure}")
     if not isinstance(value["name"], str):
         raise MisfitAtKeyError("name", f"expected text, got {shown(value['name'])}")
     return Choice(value["name"], {key: item for key, item in value.items() if key != "name"})

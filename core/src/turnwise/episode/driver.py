@@ -33,6 +33,7 @@ from turnwise.errors import (
 from turnwise.protocols import Agent, Chat, CheckedChat, Reward
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_lineage, check_sampled, check_trajectory
+from turnwise.record.limit import ReachedLimit
 from turnwise.record.result import EpisodeResult, as_score, token_scores, total_score
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
@@ -55,10 +56,11 @@ T = TypeVar("T")
 
 @frozen
 class Outcome:
-    """Status and fault of an episode."""
+    """Status and fault of an episode, and the limit that ended it."""
 
     status: Status
     fault: Fault | None = None
+    limit: ReachedLimit | None = None
 
 
 @frozen(kw_only=True)
@@ -108,6 +110,7 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
         agent_name=episode.spec.agent_name,
         status=outcome.status,
         fault=outcome.fault,
+        limit=outcome.limit,
         trajectories=tuple(episode.trajectories),
         scores=scores,
         messages=tuple(episode.messages),
@@ -196,9 +199,18 @@ async def _step_to_end(episode: LiveEpisode, agent: Agent) -> Outcome:
     except TimeoutError:  # the timer has cancelled the agent: a TimeoutError of a plugin has become a BoundaryError
         return _classify(episode.timer.stop_signal(), episode.timer.activity)
     except Exception as error:  # noqa: BLE001 - classified, and kept in the result
-        return _classify(error, episode.timer.activity)
+        outcome = _classify(error, episode.timer.activity)
+        return evolve(outcome, limit=_complete_limit(outcome.limit, episode)) if outcome.limit else outcome
     truncated = episode.last_finish is FinishReason.LENGTH
-    return Outcome(Status.TRUNCATED if truncated else Status.COMPLETED)
+    return Outcome(Status.TRUNCATED if truncated else Status.COMPLETED, limit=episode.reached)
+
+
+def _complete_limit(limit: ReachedLimit, episode: LiveEpisode) -> ReachedLimit:
+    """Return the limit that ended an episode; an agent that raises `BudgetExhausted` itself need not name it."""
+    if limit.name or not episode.records.entries:
+        return limit
+    room = episode.records.find_room(episode.trajectory)
+    return evolve(limit, name=room.limit, value=room.value)
 
 
 async def _step(episode: LiveEpisode, agent: Agent) -> None:
@@ -220,7 +232,8 @@ def _classify(error: BaseException, activity: Owner) -> Outcome:
     if isinstance(error, BoundaryError) and isinstance(error.cause, BaseExceptionGroup):
         error = _most_serious(error.cause, error.owner)
     if isinstance(error, BudgetExhausted):
-        return Outcome(Status.TRUNCATED)
+        reason = " ".join(str(error).split()) or "no further token fits"
+        return Outcome(Status.TRUNCATED, limit=ReachedLimit(name=error.limit, value=error.value, reason=reason))
     if isinstance(error, DeadlineExceeded):
         return Outcome(Status.TIMED_OUT, _fault(activity, error))
     if isinstance(error, EpisodeAborted):

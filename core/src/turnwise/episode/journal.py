@@ -17,6 +17,7 @@ from attrs import define, evolve, field
 
 from turnwise.episode.records import EpisodeRecords
 from turnwise.layout import Objective
+from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordMark
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
 from turnwise.types import FinishReason, Message, Reply, ToolCall, copy_json
@@ -32,6 +33,7 @@ class ResumableEpisode(Protocol):
     records: EpisodeRecords
     counters: Counters
     last_finish: FinishReason | None
+    reached: ReachedLimit | None
     chosen_objective: Objective | None
 
 
@@ -44,6 +46,7 @@ class StepMark(NamedTuple):
     records: tuple[RecordMark, ...]
     counters: tuple[Any, ...]
     last_finish: FinishReason | None
+    reached: ReachedLimit | None
     objective: str
 
 
@@ -76,7 +79,7 @@ class Journal:
         if saved is None:
             episode.messages = list(episode.spec.task.messages)  # a copy: rollouts of a group share the task
             return
-        episode.state, episode.last_finish = saved.state, saved.last_finish
+        episode.state, episode.last_finish, episode.reached = saved.state, saved.last_finish, saved.reached
         episode.messages, episode.memory = list(saved.messages), copy_json(dict(saved.memory))
         # Copies, because the saved state must survive this part: if its worker dies, another one starts from it again.
         episode.records.entries = [record.rewound() for record in saved.records]
@@ -106,6 +109,7 @@ class Journal:
             tuple([record.mark() for record in episode.records.entries]),  # a generator takes twice as long
             episode.counters.mark(),
             episode.last_finish,
+            episode.reached,
             episode.chosen_objective or "",
         )
 
@@ -159,6 +163,7 @@ class Journal:
             replies=(*self.replies, *self._saved_replies),
             counters=Counters(*mark.counters),
             last_finish=mark.last_finish,
+            reached=mark.reached,
             objective=mark.objective,
             num_steps=self.num_steps,
             num_interruptions=1 + (earlier.num_interruptions if earlier else 0),

@@ -12,20 +12,28 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from attrs import define, evolve, field, setters
+from attrs import define, field, setters
 from attrs.validators import instance_of
 
 from turnwise.episode.containment import ContainedTask, Waits
 from turnwise.episode.events import EpisodeEvents
 from turnwise.episode.journal import Journal
 from turnwise.episode.records import EpisodeRecords
-from turnwise.episode.requests import TurnOptions, check_result, continue_request, derive_seed, join_turn, name_record
+from turnwise.episode.requests import (
+    TurnOptions,
+    check_result,
+    derive_seed,
+    name_record,
+    request_turn,
+    without_last_token,
+)
 from turnwise.episode.setup import EpisodeContext, Limits, apply_prompt_policy, check_objective
 from turnwise.episode.timer import EpisodeTimer
 from turnwise.episode.user_session import UserSession
-from turnwise.errors import BudgetExhausted, ConfigError, Owner, TrajectoryError, boundary
+from turnwise.errors import ConfigError, Owner, TrajectoryError, boundary
 from turnwise.layout import Objective
 from turnwise.record.columns import TokenRecord
+from turnwise.record.limit import ReachedLimit, Room
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
@@ -63,6 +71,7 @@ class LiveEpisode:
         memory: the agent's notes, JSON values.
         counters: totals for the metrics.
         last_finish: finish reason of the last turn.
+        reached: the limit that ended the last turn, or that the agent noted; None when there is none.
         chosen_objective: the agent's choice; None for the default.
         journal: results of the current step.
         tools: its tool sessions; None in a run without tools. The driver sets it.
@@ -83,6 +92,7 @@ class LiveEpisode:
     memory: dict[str, Any] = field(factory=dict)
     counters: Counters = field(factory=Counters)
     last_finish: FinishReason | None = None
+    reached: ReachedLimit | None = None
     chosen_objective: Objective | None = None
     journal: Journal = field(factory=Journal)
     tools: ToolSession | None = None
@@ -95,6 +105,7 @@ class LiveEpisode:
     _num_requests: int = field(default=0, init=False)
     _busy: set[TokenRecord] = field(factory=set, init=False)  # records with a request in flight
     _samples: dict[TokenRecord, list[RecordedTurn]] = field(factory=dict, init=False)  # that may yet be appended
+    _reached: dict[TurnPosition, ReachedLimit] = field(factory=dict, init=False)  # of samples with the reason `length`
 
     def __attrs_post_init__(self) -> None:
         spec, context, saved = self.spec, self.context, self.spec.unfinished
@@ -229,15 +240,13 @@ class LiveEpisode:
 
     def observe(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
         target = self.records.resolve(record)
-        # Not `>`: at least one token of the model must fit behind an observation, or the record would end with it.
-        if len(token_ids) >= self.records.remaining(target):
-            raise BudgetExhausted(f"an observation of {len(token_ids)} tokens leaves no room for an answer")
+        # At least one token of the model must fit behind an observation, or the record would end with it.
+        self.records.check_room(target, "observation", len(token_ids), spare=1)
         target.add_observation(token_ids)
 
     def force(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
         target = self.records.resolve(record)
-        if len(token_ids) > self.records.remaining(target):
-            raise BudgetExhausted(f"{len(token_ids)} forced tokens do not fit")
+        self.records.check_room(target, "forced text", len(token_ids))
         target.add_forced(token_ids)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
@@ -275,6 +284,9 @@ class LiveEpisode:
         grace_s = self.limits.abort_grace_s * (2 if nests else 1)
         return ContainedTask(code, owner, name, grace_s, lambda: self.counters.add_extra("left_behind", 1), self.waits)
 
+    def note_limit(self, name: str, value: int) -> None:
+        self.reached = self.reached or ReachedLimit.of_agent(name, value)
+
     def record_metric(self, name: str, value: float) -> None:
         self.counters.add_extra(name, value)
 
@@ -293,11 +305,12 @@ class LiveEpisode:
             raise TrajectoryError("the record has a request in flight already: a record takes one at a time")
         position = self.records.locate_turn(target)
         turn = saved = self.journal.replay_turn(position)
+        room = options.narrow(self.records.find_room(target), self)
         if turn is None or not turn.complete:
-            request = self._build_request(target, position, options)
+            request = self._build_request(target, position, options, room)
             self._busy.add(target)
             try:
-                turn = await self._request_turn(request, position, saved)
+                turn = await request_turn(request, position, saved, self._request)
             except BaseException:
                 if saved is not None and keeps_parts:
                     self._note_sample(target, saved)
@@ -307,6 +320,8 @@ class LiveEpisode:
                 self._busy.discard(target)
         self.journal.record_turn(turn)
         self._note_sample(target, turn)
+        if turn.result.finish_reason is FinishReason.LENGTH:
+            self._reached[position] = room.reached(len(turn.result.token_ids))
         return turn
 
     def _note_sample(self, target: TokenRecord, turn: RecordedTurn) -> None:
@@ -324,10 +339,9 @@ class LiveEpisode:
             raise self.timer.stop_signal()
         return turn.result
 
-    def _build_request(self, record: Trajectory | Path, position: TurnPosition, turn: TurnOptions) -> GenerateRequest:
-        room, limit = self.records.remaining(record), self.limits.max_sampled_tokens
-        if limit is not None:
-            room = min(room, limit - self.counters.num_sampled_tokens)
+    def _build_request(
+        self, record: Trajectory | Path, position: TurnPosition, turn: TurnOptions, room: Room
+    ) -> GenerateRequest:
         forked = isinstance(record, Path) or record.has_blocks
         again = self.counters.unappended.get(str(position), 0) if self.counters.unappended else 0
         seed_name = self.records.find_seed_name(position[0] - 1)
@@ -346,19 +360,6 @@ class LiveEpisode:
             on_tokens=turn.on_tokens,
         )
 
-    async def _request_turn(
-        self, request: GenerateRequest, position: TurnPosition, saved: RecordedTurn | None
-    ) -> RecordedTurn:
-        """Sample a turn, or the rest of a saved one."""
-        started = time.perf_counter()
-        if saved is None:
-            result, seconds = await self._request(request), 0.0
-        else:
-            rest = continue_request(request, saved.result)
-            sampled = None if rest is None else await self._request(rest)
-            result, seconds = join_turn(saved.result, sampled, request), saved.seconds
-        return RecordedTurn(position=position, result=result, seconds=seconds + time.perf_counter() - started)
-
     async def _request(self, request: GenerateRequest) -> GenerateResult:
         started = time.perf_counter()
         with boundary("engine", "generate"):
@@ -371,13 +372,13 @@ class LiveEpisode:
         """Append a turn to a record, without its last token if `drop`."""
         if self.records.locate_turn(target) != turn.position:
             raise TrajectoryError("the record has changed while its turn was sampled")
-        result = _without_last_token(turn.result) if drop else turn.result
+        result = without_last_token(turn.result) if drop else turn.result
         with boundary("engine", "generate"):
             target.add_action(result.token_ids, result.logprobs, result.weight_version)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
         self._samples.pop(target, None)
         self.counters.add_turn(turn)
-        self.last_finish = result.finish_reason
+        self.last_finish, self.reached = result.finish_reason, self._reached.pop(turn.position, None)
 
     async def _run_tool(self, call: ToolCall) -> ToolResult:
         if self.tools is None:
@@ -388,13 +389,3 @@ class LiveEpisode:
         except TimeoutError:
             text = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
             return ToolResult(text=text, error=True)
-
-
-def _without_last_token(result: GenerateResult) -> GenerateResult:
-    versions = result.weight_version
-    return evolve(
-        result,
-        token_ids=result.token_ids[:-1],
-        logprobs=result.logprobs[:-1],
-        weight_version=versions if isinstance(versions, int) else versions[:-1],
-    )

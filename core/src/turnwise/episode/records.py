@@ -7,6 +7,7 @@ from attrs import define, evolve, field
 from turnwise.episode.setup import Limits
 from turnwise.errors import BudgetExhausted, TrajectoryError
 from turnwise.record.columns import TokenRecord
+from turnwise.record.limit import ENGINE_CONTEXT, RECORDS, RESPONSE, Room
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.spec import TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
@@ -54,7 +55,8 @@ class EpisodeRecords:
     def open(self, trajectory: Trajectory, seed_name: str, lineage: RecordLineage | None = None) -> Trajectory:
         """Add a record; `BudgetExhausted` when the episode has as many as it may have."""
         if len(self.entries) >= self.limits.max_records:
-            raise BudgetExhausted(f"the episode has {len(self.entries)} records, and max_records allows no more")
+            text = f"the episode has {len(self.entries)} records, and max_records allows no more"
+            raise BudgetExhausted(text, limit=RECORDS, value=self.limits.max_records)
         # Equal names must not give equal seeds: two conversations with one prompt would be sampled alike.
         same = sum(entry.seed_name.partition("\0")[0] == seed_name for entry in self.entries) if seed_name else 0
         self.entries.append(EpisodeRecord(trajectory, f"{seed_name}\0{same}" if same else seed_name, lineage))
@@ -116,3 +118,19 @@ class EpisodeRecords:
         if self.max_context is not None:
             limit = min(limit, self.max_context)
         return max(0, limit - num_tokens)
+
+    def check_room(self, record: TokenRecord, noun: str, num_tokens: int, spare: int = 0) -> None:
+        """Raise `BudgetExhausted` unless a text of so many tokens and `spare` more of the model fit into a record."""
+        if num_tokens + spare > self.remaining(record):
+            room = self.find_room(record)
+            fits = "did not fit into" if num_tokens > room.num_tokens else "filled"
+            text = f"the {noun} of {num_tokens} tokens {fits} the {room.num_tokens} that were left"
+            raise BudgetExhausted(text, limit=room.limit, value=room.value)
+
+    def find_room(self, record: TokenRecord) -> Room:
+        """Return `remaining` with the limit that it counts up to."""
+        num_prompt, response = self.entries[self.find(record)].trajectory.num_prompt_tokens, self.limits.response_length
+        left = self.remaining(record)
+        if self.max_context is not None and self.max_context < num_prompt + response:
+            return Room(left, ENGINE_CONTEXT, self.max_context)
+        return Room(left, RESPONSE, response)

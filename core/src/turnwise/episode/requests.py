@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from attrs import evolve, frozen
 
+from turnwise.episode.setup import Limits
 from turnwise.errors import BudgetExhausted, EngineError
-from turnwise.record.spec import EpisodeSpec, TurnPosition
+from turnwise.record.limit import AGENT_TURN, SAMPLED, TURN, VALIDATION_TURN, Room
+from turnwise.record.spec import Counters, EpisodeSpec, RecordedTurn, TurnPosition
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams, TokenArray
 
 _MAX_LOGPROB: Final = 1e-3
 """Engines round: a probability of 1 may come with a log-probability a little above 0."""
+
+
+class SamplingEpisode(Protocol):
+    """The part of a live episode that bounds its turns."""
+
+    spec: EpisodeSpec
+    limits: Limits
+    counters: Counters
 
 
 @frozen
@@ -27,13 +38,25 @@ class TurnOptions:
     stop: Sequence[str] = ()
     on_tokens: Callable[[Sequence[int]], object] | None = None
 
-    def bound(self, room: int, seed: int) -> SamplingParams:
-        """Return the sampling parameters of a turn of at most `room` tokens; `BudgetExhausted` if none fits."""
-        if room < 1:
-            raise BudgetExhausted("no further token fits the budget")
-        bounds = [bound for bound in (room, self.sampling.max_tokens, self.max_tokens) if bound is not None]
+    def narrow(self, room: Room, episode: SamplingEpisode) -> Room:
+        """Return the room of the turn of an episode in a record that has a room."""
+        spec, limit = episode.spec, episode.limits.max_sampled_tokens
+        if limit is not None and (left := limit - episode.counters.num_sampled_tokens) < room.num_tokens:
+            room = Room(left, SAMPLED, limit)
+        if (most := self.sampling.max_tokens) is not None and most < room.num_tokens:
+            of_run = most == spec.sampling.max_tokens
+            room = Room(most, (VALIDATION_TURN if spec.validation else TURN) if of_run else AGENT_TURN, most)
+        if self.max_tokens is not None and self.max_tokens < room.num_tokens:
+            room = Room(self.max_tokens, AGENT_TURN, self.max_tokens)
+        return room
+
+    def bound(self, room: Room, seed: int) -> SamplingParams:
+        """Return the sampling parameters of a turn that has a room; `BudgetExhausted` if no token fits."""
+        if room.num_tokens < 1:
+            text = "no token was left for a turn of the model"
+            raise BudgetExhausted(text, limit=room.limit, value=room.value)
         return self.sampling.with_(
-            max_tokens=min(bounds),
+            max_tokens=room.num_tokens,
             stop_token_ids=tuple(dict.fromkeys((*self.sampling.stop_token_ids, *self.stop_token_ids))),
             stop=tuple(dict.fromkeys((*self.sampling.stop, *self.stop))),
             seed=seed,
@@ -72,6 +95,23 @@ def check_result(result: GenerateResult, request: GenerateRequest, capabilities:
         raise EngineError(f"the engine returned the id {int(ids.max())} for a vocabulary of {vocab_size} ids")
 
 
+async def request_turn(
+    request: GenerateRequest,
+    position: TurnPosition,
+    saved: RecordedTurn | None,
+    send: Callable[[GenerateRequest], Awaitable[GenerateResult]],
+) -> RecordedTurn:
+    """Sample a turn, or the rest of a saved one."""
+    started = time.perf_counter()
+    if saved is None:
+        result, seconds = await send(request), 0.0
+    else:
+        rest = continue_request(request, saved.result)
+        sampled = None if rest is None else await send(rest)
+        result, seconds = join_turn(saved.result, sampled, request), saved.seconds
+    return RecordedTurn(position=position, result=result, seconds=seconds + time.perf_counter() - started)
+
+
 def continue_request(request: GenerateRequest, saved: GenerateResult) -> GenerateRequest | None:
     """Return the request for the rest of an interrupted turn, which has no listener, or None if nothing is left."""
     limit, ids = request.sampling.max_tokens, saved.token_ids
@@ -103,6 +143,17 @@ def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: Gener
         logprobs=np.concatenate([saved.logprobs, rest.logprobs]),
         weight_version=_join_versions(saved, rest),
         num_cached_tokens=saved.num_cached_tokens + rest.num_cached_tokens,
+    )
+
+
+def without_last_token(result: GenerateResult) -> GenerateResult:
+    """Return a result without its last token."""
+    versions = result.weight_version
+    return evolve(
+        result,
+        token_ids=result.token_ids[:-1],
+        logprobs=result.logprobs[:-1],
+        weight_version=versions if isinstance(versions, int) else versions[:-1],
     )
 
 

@@ -179,7 +179,14 @@ class Registry(Generic[T]):
 
 def did_you_mean(name: str, known: tuple[str, ...]) -> str:
     """Return the end of an error text: the closest known name, or all of them."""
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    close = closest(name, known)
+    if close is not None:
+        return f"; did you mean {close!r}?"
     return f"; known: {', '.join(known)}" if known else "; none is installed"
+
+
+def closest(name: str, known: tuple[str, ...], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most like a name; None if none is."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
+    # Swapped letters are the most common mistake, and difflib takes them for two.
+    return next((each for each in close if sorted(each) == sorted(name)), close[0] if close else None)

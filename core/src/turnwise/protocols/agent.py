@@ -230,6 +230,9 @@ class Episode(Protocol):
     async def interact(self) -> Reply:
         """Ask the configured user simulator for its answer to `messages`."""
 
+    def note_limit(self, name: str, value: int) -> None:
+        """Note that the agent ends the episode by a limit of its own; `name` is the option, such as `max_turns`."""
+
     def record_metric(self, name: str, value: float) -> None:
         """Add to a number of this episode's metrics; a level or a maximum makes no sense as a sum."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from attrs import field, frozen
 
+from turnwise.errors import ConfigError, describe
 from turnwise.protocols.chat import Chat
 from turnwise.protocols.judge import Judge
 from turnwise.protocols.tool import Interaction, ReasoningFormat, ReasoningParser, Tool, ToolParser
@@ -37,6 +39,16 @@ class ModelSpec:
     commit: str | None = None
 
 
+def _import_place(place: str) -> object:
+    """Return the object at a place in a module; without a run there is no list of files that may be imported."""
+    home, _, name = place.rpartition(":")
+    try:
+        found: object = getattr(import_module(home), name)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{place}: cannot be imported: {describe(error)}") from error
+    return found
+
+
 @frozen(kw_only=True)
 class Resources:
     """
@@ -51,6 +63,9 @@ class Resources:
         tools: by the name in their schema.
         interaction: the user simulator, when one is configured.
         judge: a second model that rewards may ask, when one is configured.
+        find_code: returns the user's own code at a place that an option names, `package.module:Name` or
+            `./file.py:Name`; it raises `ConfigError` for a file that `modules` does not list, and for code that cannot
+            be imported.
     """
 
     model: ModelSpec = field(factory=ModelSpec)
@@ -61,6 +76,7 @@ class Resources:
     tools: Mapping[str, Tool] = field(factory=dict)
     interaction: Interaction | None = None
     judge: Judge | None = None
+    find_code: Callable[[str], object] = _import_place
 
     @property
     def reasoning(self) -> ReasoningParser | None:

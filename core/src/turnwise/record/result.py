@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
+from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
@@ -40,6 +41,8 @@ class EpisodeResult:
         agent_name: the agent that ran it.
         status: how it ended.
         fault: the reason, for every status but completed and plain truncation.
+        limit: the limit that ended it: of every truncated episode, and of a completed one whose agent counts to a
+            limit of its own, such as `max_turns`. None when no limit ended it, or when it is not known.
         trajectories: one or more records; none when it failed before its prompt was made.
         scores: one per trajectory, empty when it was not scored.
         messages: the conversation as text.
@@ -58,6 +61,7 @@ class EpisodeResult:
     agent_name: str = ""
     status: Status = field(converter=Status)
     fault: Fault | None = None
+    limit: ReachedLimit | None = None
     trajectories: tuple[Trajectory, ...] = ()
     scores: tuple[Score, ...] = ()
     messages: tuple[Message, ...] = ()

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from attrs import define, evolve, field, fields, frozen
 
+from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
@@ -179,6 +180,7 @@ class UnfinishedEpisode:
         replies: replies of the simulated user in the step.
         counters: totals at the start of the step.
         last_finish: finish reason of the last turn before the step.
+        reached: the limit that ended that turn, or that the agent noted; None when there is none.
         objective: the agent's choice, see `turnwise.layout.Objective`; empty for the default.
         num_steps: number of earlier steps.
         spent_s: seconds that the episode has run, all parts together.
@@ -199,6 +201,7 @@ class UnfinishedEpisode:
     replies: tuple[Reply, ...] = ()
     counters: Counters = field(factory=Counters)
     last_finish: FinishReason | None = None
+    reached: ReachedLimit | None = None
     objective: str = ""
     num_steps: int = 0
     spent_s: float = 0.0

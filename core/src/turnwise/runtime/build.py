@@ -110,7 +110,9 @@ class RunBuilder:
         """Resources of the plugins: model, chat, judge, parser, tools and simulated user."""
         config = self.config
         chat = self._load_chat(self.model)
-        resources = Resources(model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge)
+        resources = Resources(
+            model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge, find_code=self.code.find_any
+        )
         # Each part is built with the parts before it: a parser may use the tools' schemas, and a simulated user both.
         tools = {name: self._wrapped("tools", tool, chat) for name, tool in self._build_tools(resources).items()}
         resources = evolve(resources, tools=tools)
@@ -172,8 +174,9 @@ class RunBuilder:
 
     def build_engine(self) -> Engine:
         """Build the engine. It gets the model and no chat template: an engine never sees text."""
-        resources = self._engine_resources(self.config.engine, self.config.model)
-        engine: Engine = build_part(self.host, "engines", self.config.engine, resources, path="engine")
+        choice = self.config.engine
+        resources = self._engine_resources(choice, self.config.model)
+        engine: Engine = build_part(self.host, "engines", choice, resources, path="engine", code=self.code)
         lifecycle = self._wrapped("engines", engine, None)
         return engine if lifecycle is engine else cast("Engine", _InterceptedEngine(engine, lifecycle))
 
@@ -182,7 +185,7 @@ class RunBuilder:
         if judge is None:
             return None
         resources = self._engine_resources(judge.engine, judge.model)
-        engine: Engine = build_part(self.host, "engines", judge.engine, resources, path="judge.engine")
+        engine: Engine = build_part(self.host, "engines", judge.engine, resources, path="judge.engine", code=self.code)
         return engine
 
     def _engine_resources(self, engine: Choice, model: ModelConfig) -> Resources:

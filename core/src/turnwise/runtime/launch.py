@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 
+import structlog
+
 from turnwise.config.models import pin_models
 from turnwise.config.own_code import OwnParts, place_parts
 from turnwise.config.resolve import load_plugins, resolve
 from turnwise.config.run import RunConfig
 from turnwise.errors import ConfigError
 from turnwise.events.dispatch import Observers
+from turnwise.events.logging import configure_logging
 from turnwise.events.observer import Observer
 from turnwise.plugin.host import Host
 from turnwise.protocols import Chat
@@ -28,6 +31,8 @@ LaunchedRun = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring |
 
 def launch(config: RunConfig, host: Host | None = None, parts: OwnParts | None = None) -> LaunchedRun:
     """Build a run; arguments and errors as in `RolloutManager.from_config`."""
+    if not structlog.is_configured():  # a script; the command line has read the section before
+        configure_logging(config.telemetry.log_level, config.telemetry.log_format)
     host = load_plugins(config) if host is None else host
     parts = parts or {}
     config, given = place_parts(config, parts)

@@ -260,7 +260,8 @@ class RolloutManager(EngineControl):
         Returns:
             `completed`, `truncated`, `timed_out`, `aborted` and `failed` episodes, and how many were `interrupted` by
             `min_fraction`, `resumed`, and `dropped` by the prompt policy. Under Ray also `retried` episodes of dead
-            workers, `quarantined` ones that killed them, `worker_restarts`, `replica_restarts`, request `migrations`.
+            workers, `quarantined` ones that killed them, `worker_restarts`, `replica_restarts`, `migrations`: requests
+            that another replica ran than the one before of their episode, and `resent` requests of dead replicas.
         """
         thread = self._thread
         recoveries = thread.call(self.runtime.counts()) if thread is not None else {}

@@ -231,7 +231,7 @@ def test_a_death_is_counted():
         result = await task
         links.replica_down(0, "the test ends")
         await second.channels.close()
-        return pending.deaths, links.pool.num_migrations, result.token_ids.tolist()
+        return pending.deaths, links.pool.num_resent, result.token_ids.tolist()
 
     assert (1, 1, run(direct)[0]) == run(body, latency_s=1000.0)
 

@@ -213,16 +213,43 @@ def test_requests_of_a_dead_replica_migrate():
         await until(lambda: 8 == sum(engine.stats()["num_running"] for engine in cluster.engines))
         cluster.pool.replica_down(0, "killed")
         results = [await p for p in pending]
-        return cluster.pool.num_migrations, [r.token_ids.tolist() for r in results]
+        return cluster.pool.num_resent, cluster.pool.num_migrations, [r.token_ids.tolist() for r in results]
 
-    num_migrations, results = run(body, latency_s=1.0)
-    assert num_migrations == 4
+    num_resent, num_migrations, results = run(body, latency_s=1.0)
+    assert (num_resent, num_migrations) == (4, 4)
     assert results == run(_direct, num_replicas=1)
 
 
 async def _direct(cluster):
     results = [await cluster.pool.generate(request(i, [1, i], f"t{i}", seed=i)) for i in range(8)]
     return [r.token_ids.tolist() for r in results]
+
+
+class Alternating:
+    """Chooses the replicas in turns."""
+
+    def __init__(self):
+        self.number = 0
+
+    def choose(self, request, replicas):
+        self.number += 1
+        return self.number % len(replicas)
+
+    def release(self, trajectory_id):
+        """Forget nothing."""
+
+
+def test_each_move_to_another_replica_is_a_migration():
+    """A router that moves an episode without a death counts too: the number is that of the events `migrated`."""
+
+    async def body(cluster):
+        cluster.pool.router = Alternating()
+        for number in range(6):
+            await cluster.pool.generate(request(number, [1, number], "t"))
+        return cluster.pool.num_resent, cluster.pool.num_migrations
+
+    num_resent, num_migrations = run(body)
+    assert (num_resent, num_migrations) == (0, 5)
 
 
 def test_all_replicas_dead_is_a_clear_error():
@@ -271,10 +298,10 @@ def test_a_retired_replica_finishes_its_requests():
         cluster.up(0)
         cluster.pool.replica_down(3, "it left", left=True)
         await waiting
-        return cluster.pool.num_migrations, [r.token_ids.tolist() for r in results]
+        return cluster.pool.num_resent, [r.token_ids.tolist() for r in results]
 
-    num_migrations, results = run(body, latency_s=1.0)
-    assert num_migrations <= 1  # the request that waited, if it was sent to the replica that never answers
+    num_resent, results = run(body, latency_s=1.0)
+    assert num_resent <= 1  # the request that waited, if it was sent to the replica that never answers
     assert results == run(_direct, num_replicas=1)
 
 
@@ -297,10 +324,10 @@ def test_requests_that_are_left_at_a_retired_replica_are_no_suspects():
             cluster.up(0)
         results = [await p for p in pending]
         suspects = [name for message in cluster.messages for name in message.suspects]
-        return cluster.pool.num_migrations, suspects, [r.token_ids.tolist() for r in results]
+        return cluster.pool.num_resent, suspects, [r.token_ids.tolist() for r in results]
 
-    num_migrations, suspects, results = run(body, num_replicas=1, latency_s=1000.0)
-    assert (24, []) == (num_migrations, suspects)
+    num_resent, suspects, results = run(body, num_replicas=1, latency_s=1000.0)
+    assert (24, []) == (num_resent, suspects)
     assert results == run(_direct, num_replicas=1)
 
 

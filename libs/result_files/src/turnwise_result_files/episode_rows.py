@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from turnwise.errors import DataError, first_line
 from turnwise.record.columns import DTYPES, NO_VERSION, Origin
 from turnwise.record.invariants import check_trajectory
+from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
@@ -29,7 +30,7 @@ from turnwise.types import (
 )
 from turnwise_result_files.row_checks import check_row, parse_json
 from turnwise_result_files.row_file import plain_text
-from turnwise_result_files.row_schema import ARRAYS, ATTEMPT, COUNTS, FAULT, JSON, SCHEMA, SECONDS, Row
+from turnwise_result_files.row_schema import ARRAYS, ATTEMPT, COUNTS, FAULT, JSON, LIMIT, SCHEMA, SECONDS, Row
 
 _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
 _REQUEST: Final = ("rollout_n", "global_step", "validation")
@@ -78,6 +79,7 @@ def rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) -
 def _shared_columns(result: EpisodeResult) -> Row:
     task, metrics = result.task, result.metrics
     fault = {f"fault_{name}": plain_text(getattr(result.fault, name)) for name in FAULT} if result.fault else {}
+    limit = result.limit and asdict(evolve(result.limit, reason=plain_text(result.limit.reason)))
     return dict.fromkeys(SCHEMA.names) | {
         "uid": plain_text(task.uid),
         "sample_index": task.sample_index,
@@ -88,6 +90,7 @@ def _shared_columns(result: EpisodeResult) -> Row:
         "status": str(result.status),
         **{name: plain_text(getattr(result, name)) for name in ATTEMPT},
         **fault,
+        **{f"limit_{name}": value for name, value in (limit or {}).items()},
         "messages": result.messages,
         "ground_truth": task.ground_truth,
         "task_messages": task.messages,
@@ -129,6 +132,7 @@ def _score_columns(score: Score | None) -> Row:
 def read_episode(row: Row) -> EpisodeResult:
     """Return the episode of a row, without its trajectories."""
     fault = Fault(**{name: row[f"fault_{name}"] for name in FAULT}) if row["fault_owner"] is not None else None
+    limit = ReachedLimit(**{name: row[f"limit_{name}"] for name in LIMIT}) if row.get("limit_name") else None
     numbers = {name: row[name] for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")}
     return EpisodeResult(
         task=Task(
@@ -145,6 +149,7 @@ def read_episode(row: Row) -> EpisodeResult:
         objective=row["objective"],
         status=Status(row["status"]),
         fault=fault,
+        limit=limit,
         messages=tuple(row["messages"]),
         metrics=EpisodeMetrics(**numbers, replicas=tuple(row["replicas"] or ()), extra=row["metrics_extra"]),
     )

@@ -141,8 +141,7 @@ def check_row(row: Row) -> None:
     for name in _FROM_0:
         if (row.get(name) or 0) < 0:
             raise ValueError(f"column {name!r} is {row[name]}, expected at least 0")
-    if row["fault_owner"] is not None and any(row[f"fault_{name}"] is None for name in FAULT):
-        raise ValueError("a column of the fault is null")
+    _check_end(row)
     values = row["score_values"]
     is_single = row["score_level"] == "trajectory"
     if row["score_level"] is not None and (values is None or None in values or (is_single and len(values) != 1)):
@@ -153,6 +152,13 @@ def check_row(row: Row) -> None:
             raise ValueError(f"column {name!r} is {'null' if has_record else 'set'}, but trajectory_index is not")
     if has_record:
         _check_tokens(row)
+
+
+def _check_end(row: Row) -> None:
+    if row["fault_owner"] is not None and any(row[f"fault_{name}"] is None for name in FAULT):
+        raise ValueError("a column of the fault is null")
+    if row.get("limit_name") is not None and row.get("limit_reason") is None:
+        raise ValueError("column 'limit_reason' is null")
 
 
 def _check_tokens(row: Row) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 from attrs import fields as attributes_of
 
+from turnwise.record.limit import ReachedLimit
 from turnwise.types import Fault
 
 _SEGMENT: Final = pa.struct(
@@ -34,11 +35,12 @@ ARRAYS: Final[Mapping[str, pa.DataType]] = {
 COUNTS: Final = ("num_turns", "num_tool_calls", "num_tool_errors", "num_cached_tokens")
 SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
 FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
+LIMIT: Final = tuple(attribute.name for attribute in attributes_of(ReachedLimit))
 JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the columns, in the metadata of Parquet files under `turnwise_schema`; it rises with each change."""
 
-ADDED: Final[Mapping[str, int]] = {"replicas": 2}
+ADDED: Final[Mapping[str, int]] = {"replicas": 2, **{f"limit_{name}": 3 for name in LIMIT}}
 """Columns that files of earlier versions lack, with the version that added them; rows of such files have null."""
 
 ATTEMPT: Final = ("key", "worker")
@@ -50,6 +52,7 @@ SCHEMA: Final = pa.schema(
         ("validation", pa.bool_()),
         ("objective", pa.string()),
         *((f"fault_{name}", pa.string()) for name in FAULT),
+        *((f"limit_{name}", pa.int64() if name == "value" else pa.string()) for name in LIMIT),
         *ARRAYS.items(),
         ("segments", pa.list_(_SEGMENT)),
         ("lineage", _LINEAGE),
@@ -68,6 +71,9 @@ Columns of `trajectories.parquet`. Every row repeats the columns of its episode;
 `lineage` is null for an episode without a described or branched record. `trajectory_index` is null for an episode
 without a trajectory, whose other columns are kept. These columns hold JSON text: messages, ground_truth, task_messages,
 task_extra, score_extra, num_tokens, metrics_extra. `key` names the attempt in logs, events, spans and the trace file.
+
+`limit_name`, `limit_value` and `limit_reason` are the `turnwise.record.limit.ReachedLimit` that ended a truncated
+episode; null without one.
 """
 
 TRAINING: Final[Mapping[str, pa.DataType]] = {"training_step": pa.int64(), "advantages": pa.list_(pa.float32())}

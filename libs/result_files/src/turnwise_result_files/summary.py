@@ -28,6 +28,7 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDic
         JSON values only. Spreads are ``{"min", "mean", "max"}``, None without values.
 
         - `episodes`, `wall_s`, `status` (number of episodes by status).
+        - `limits`: number of episodes by the limit that ended them, see `turnwise.record.limit.ReachedLimit`.
         - `reward`: spread over the episodes that were scored, and how many (`scored`).
         - `groups`: how many tasks (`count`), most episodes of one (`n`), and over the tasks with a scored episode the
           mean of their mean reward (`mean@n`) and of their best (`best@n`).
@@ -47,6 +48,7 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDic
         "episodes": len(results),
         "wall_s": wall_s,
         "status": {str(status): sum(result.status is status for result in results) for status in Status},
+        "limits": dict(Counter(result.limit.name for result in results if result.limit).most_common()),
         "reward": {"scored": len(rewards), **_spread(rewards)},
         "groups": _groups(results),
         "num_turns": _spread([m.num_turns for m in metrics]),
@@ -62,6 +64,21 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDic
         "tool_s": _spread([m.tool_s for m in metrics]),
         "slowest": None if slowest is None else slowest.uid,
     }
+
+
+def note_truncations(results: Sequence[EpisodeResult]) -> str:
+    """Return a sentence that names the limits if most episodes were truncated, else an empty text."""
+    limits = [result.limit for result in results if result.status is Status.TRUNCATED]
+    if 2 * len(limits) <= len(results):
+        return ""
+    counts = Counter("an unknown limit" if limit is None else limit.name for limit in limits)
+    values = {name: {limit.value for limit in limits if limit and limit.name == name} for name in counts}
+    shown = [
+        f"{count} by {name}{f' of {next(iter(values[name]))}' if len(values[name] - {None}) == 1 else ''}"
+        for name, count in counts.most_common()
+    ]
+    text = f"{len(limits)} of {len(results)} episodes were truncated: {', '.join(shown)}"
+    return f"{text}; raise {'it' if len(shown) == 1 else 'these limits'} if they should end by themselves"
 
 
 def write_metrics(path: str | Path, summary: JsonObject) -> None:

@@ -20,6 +20,7 @@ from turnwise.errors import DataError, TurnwiseError, describe
 from turnwise.files import atomic_write
 from turnwise.record.ended import EndedEpisode
 from turnwise.record.invariants import check_trajectory
+from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
@@ -152,6 +153,7 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
         "calls": [asdict(call) for call in episode.calls],
         "replies": [asdict(reply) for reply in episode.replies],
         "counters": asdict(episode.counters),
+        "reached": episode.reached and asdict(episode.reached),
         "ended": to_json(rows_of(episode.result, None)) if isinstance(episode, EndedEpisode) else None,
     }
 
@@ -185,8 +187,13 @@ def _to_episode(row: Row) -> UnfinishedEpisode:
         calls=tuple(_to_call(each) for each in row.pop("calls")),
         replies=tuple(Reply(**each) for each in row.pop("replies")),
         counters=Counters(**row.pop("counters")),
+        reached=_to_limit(row.pop("reached", None)),  # files of earlier versions lack it
         **row,  # empty, or unknown names that the class rejects
     )
+
+
+def _to_limit(row: Row | None) -> ReachedLimit | None:
+    return None if row is None else ReachedLimit(**row)
 
 
 def _to_record(row: Row) -> EpisodeRecord:

@@ -114,8 +114,13 @@ class TrajectoryBuffer:
             partial = self._partial.get(key, {})
             if episode.rollout_n in partial or any(group.key == key for group in self._groups):
                 raise ValueError(f"episode {episode.uid} of step {episode.global_step} is already in the buffer")
+            if episode.reward is None and episode.trajectories and episode.trainable:
+                score = self.late_scores.take_early(episode_key(episode))
+                episode = episode if score is None else with_score(episode, score)
             self._partial[key] = {**partial, episode.rollout_n: episode}
-            if self.late_scores.awaited_by(episode):
+            if not self.late_scores.awaited_by(episode):
+                self.late_scores.end(episode_key(episode))
+            else:
                 self.late_scores.add(episode_key(episode))
                 self._changed.notify_all()  # a waiting `take` has to wake up at the deadline
             group = self._pop_whole(key)
@@ -135,23 +140,29 @@ class TrajectoryBuffer:
 
     def notify_score(self, uid: str, rollout_n: int, score: float, *, global_step: int | None = None) -> bool:
         """
-        Set the score of an episode that was put without one. It never waits for room.
+        Set the score of an episode that was put without one, or that will be: the score may come before its episode.
+
+        It never waits for room. An early score is kept until its episode is put, also in a buffer without
+        `late_scores`, in which no episode waits.
 
         Args:
             uid: of the task.
             rollout_n: number of the episode in its group.
             score: becomes the score of the last trajectory.
-            global_step: of the episode; needed if episodes of several steps with this name wait.
+            global_step: of the episode; needed if episodes of several steps have this name.
 
         Returns:
             Whether the score is new; False if the episode already has this score from an earlier call.
 
         Raises:
-            ValueError: no such episode waits, several do, or it has another score.
+            ValueError: the episode takes no score any more, several wait, or it has another score.
         """
         with self._changed:
             self._end_overdue()
-            key = self.late_scores.accept(uid, rollout_n, score, global_step)
+            try:
+                key = self.late_scores.accept(uid, rollout_n, score, global_step)
+            except KeyError:
+                return self.late_scores.hold(uid, rollout_n, score, global_step)
             if key is None:
                 return False
             members = self._partial[key[:3]]
@@ -304,6 +315,7 @@ class TrajectoryBuffer:
                 "counts": dict(self.counts),
                 "version": self._version,
                 "group_size": self.group_size,
+                "early_scores": self.late_scores.early(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -332,6 +344,8 @@ class TrajectoryBuffer:
             self.counts = dict(state["counts"])
             self._version = int(state["version"])
             self._num_in_training = 0
+            for uid, number, step, score in state.get("early_scores", ()):
+                self.late_scores.hold(uid, number, score, step)
             for episode in filter(self.late_scores.awaited_by, state["partial"]):
                 self.late_scores.add(episode_key(episode))  # the time for a score starts again
             self._groups.extend(group for key in tuple(partial) if (group := self._pop_whole(key)))

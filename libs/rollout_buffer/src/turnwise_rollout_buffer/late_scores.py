@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from attrs import define, evolve, field
 
@@ -37,6 +37,9 @@ class LateScores:
     # In the order of the deadlines, because all episodes wait for the same time.
     _deadlines: dict[EpisodeKey, float] = field(factory=dict, init=False)
     _accepted: dict[EpisodeKey, float] = field(factory=dict, init=False)
+    # Episodes that take no score any more, and scores that came before their episodes.
+    _ended: dict[EpisodeKey, None] = field(factory=dict, init=False)
+    _early: dict[tuple[str, int, int | None], float] = field(factory=dict, init=False)
 
     def __contains__(self, key: EpisodeKey) -> bool:
         return key in self._deadlines
@@ -51,8 +54,43 @@ class LateScores:
         if self.timeout_s is not None:
             self._deadlines[key] = self.clock() + self.timeout_s
 
+    def end(self, key: EpisodeKey) -> None:
+        """Refuse later scores of an episode."""
+        self._ended[key] = None
+        _forget_oldest(self._ended)
+
+    def take_early(self, key: EpisodeKey) -> float | None:
+        """Return the score that came before an episode; None if none did."""
+        for step in (key[1], None):
+            score = self._early.pop((key[0], key[3], step), None)
+            if score is not None:
+                self._remember(key, score)
+                return score
+        return None
+
+    def early(self) -> list[tuple[str, int, int | None, float]]:
+        """Return the scores whose episodes have not come yet, as (uid, number, step, score)."""
+        return [(*key, score) for key, score in self._early.items()]
+
+    def hold(self, uid: str, rollout_n: int, score: float, global_step: int | None) -> bool:
+        """Keep a score whose episode has not come yet; return whether it is new."""
+        key = uid, rollout_n, global_step
+        is_new = key not in self._early
+        if (before := self._early.setdefault(key, score)) != score:
+            raise ValueError(f"episode {uid}/{rollout_n} has the score {before}, and now gets another one, {score}")
+        _forget_oldest(self._early)
+        return is_new
+
+    def _remember(self, key: EpisodeKey, score: float) -> None:
+        self._accepted[key] = score
+        _forget_oldest(self._accepted)
+
     def accept(self, uid: str, rollout_n: int, score: float, global_step: int | None) -> EpisodeKey | None:
-        """Return the episode that a score is for; None if it has this score. Raise `ValueError` as `notify_score`."""
+        """
+        Return the episode that a score is for; None if it has this score. Raise `ValueError` as `notify_score`.
+
+        `KeyError` for an episode that has not come yet.
+        """
 
         def match(key: EpisodeKey) -> bool:
             return (key[0], key[3]) == (uid, rollout_n) and global_step in (None, key[1])
@@ -63,13 +101,13 @@ class LateScores:
             raise ValueError(f"{name} waits at several steps: name the global_step of the score")
         if waiting:
             del self._deadlines[waiting[0]]
-            self._accepted[waiting[0]] = score
-            if len(self._accepted) > _REMEMBERED:
-                del self._accepted[next(iter(self._accepted))]
+            self._remember(waiting[0], score)
             return waiting[0]
         accepted = [value for key, value in self._accepted.items() if match(key)]
+        if not accepted and any(map(match, self._ended)):
+            raise ValueError(f"{name} does not wait for a score: it has one, or its deadline is over")
         if not accepted:
-            raise ValueError(f"{name} does not wait for a score: it is unknown, has one, or its deadline is over")
+            raise KeyError(name)
         if score not in accepted:
             raise ValueError(f"{name} has the score {accepted[-1]}, and now gets another one, {score}")
         return None
@@ -80,11 +118,13 @@ class LateScores:
         expired = [key for key, deadline in self._deadlines.items() if deadline <= now]
         for key in expired:
             del self._deadlines[key]
+            self.end(key)
         return expired
 
     def discard(self, key: EpisodeKey) -> None:
-        """Stop waiting for the score of an episode, if it waits."""
+        """Stop waiting for the score of an episode, if it waits, and refuse a later one."""
         self._deadlines.pop(key, None)
+        self.end(key)
 
     def seconds_left(self) -> float | None:
         """Return the seconds to the next deadline; None if nothing waits."""
@@ -96,3 +136,8 @@ def with_score(episode: EpisodeResult, score: float) -> EpisodeResult:
     """Return the episode with a score on its last trajectory, and 0 on the others."""
     others = (TrajectoryScore(value=0.0) for _ in episode.trajectories[1:])
     return evolve(episode, scores=(*others, TrajectoryScore(value=score)))
+
+
+def _forget_oldest(kept: dict[Any, Any]) -> None:
+    if len(kept) > _REMEMBERED:
+        del kept[next(iter(kept))]

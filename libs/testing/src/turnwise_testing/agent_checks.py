@@ -73,12 +73,13 @@ async def check_last_turn_is_the_models(probe: AgentProbe) -> None:
 
 @_check
 async def check_budget_is_kept(probe: AgentProbe) -> None:
-    """The response never exceeds the budget, and a budget that is too small ends the episode in good order."""
+    """The response keeps the budget, and one that is too small ends the episode in good order and with a reason."""
     for budget in _budgets(probe):
         for task in probe.tasks[:3]:
             run = await probe.run(task, limits=probe.limits(response_length=budget))
             _expect_ended(run)
             _expect_sound(run)
+            _expect_reason(run, budget)
             for trajectory in run.result.trajectories:
                 num_tokens = trajectory.num_response_tokens
                 expect(num_tokens <= budget, f"{num_tokens} response tokens with a budget of {budget}")
@@ -203,6 +204,15 @@ def _expect_ended(run: Run) -> None:
     fault = run.result.fault
     text = f"{fault.owner} {fault.kind}: {fault.message}\n{fault.traceback}" if fault else ""
     expect(run.result.status in _ENDED, f"the episode ended as {run.result.status}: {text}")
+
+
+def _expect_reason(run: Run, budget: int) -> None:
+    """Check that a truncated episode names its limit, for people and as data."""
+    if run.result.status is Status.TRUNCATED:
+        limit = run.result.limit
+        expect(limit is not None, f"with a budget of {budget} the episode is truncated and names no limit")
+        assert limit is not None
+        expect(bool(limit.name and limit.reason), f"with a budget of {budget} the limit has no name or reason: {limit}")
 
 
 def _expect_sound(run: Run) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from attrs import field, frozen
 
-from turnwise.errors import ToolError
+from turnwise.errors import ToolError, describe
 from turnwise.threads import in_thread
 from turnwise.types import Task, ToolCall
 from turnwise_testing.agent_probe import make_task
@@ -85,12 +86,8 @@ async def check_episode_ends(probe: EnvironmentProbe) -> str | None:
 @_check
 async def check_tools_have_schemas(probe: EnvironmentProbe) -> None:
     """The tools, if there are any, have descriptions in the OpenAI form and different names."""
-    environment = probe.make_environment()
-    try:
-        await call(environment.reset, probe.task, probe.seed)
+    async with _open(probe) as (environment, _first):
         tools = list(getattr(environment, "tools", ()))
-    finally:
-        await call(environment.close)
     names = [schema["function"]["name"] for schema in tools]
     expect(len(set(names)) == len(names), f"tools have equal names: {names}")
     for schema in tools:
@@ -102,14 +99,11 @@ async def check_tools_have_schemas(probe: EnvironmentProbe) -> None:
 async def check_turn_without_an_action_is_no_failure(probe: EnvironmentProbe) -> None:
     """A turn that means nothing is answered, or refused with a `ToolError`; nothing else is raised."""
     for turn in GARBAGE:
-        environment = probe.make_environment()
-        try:
-            await call(environment.reset, probe.task, probe.seed)
-            _plain(await call(environment.step, turn))
-        except ToolError as error:
-            expect(bool(str(error)), "a ToolError has no text for the model")
-        finally:
-            await call(environment.close)
+        async with _open(probe) as (environment, _first):
+            try:
+                _plain(await call(environment.step, turn))
+            except ToolError as error:
+                expect(bool(str(error)), "a ToolError has no text for the model")
 
 
 @_check
@@ -159,14 +153,26 @@ async def check_closes_in_every_case(probe: EnvironmentProbe) -> None:
 
 async def _play(probe: EnvironmentProbe, num_actions: int) -> Seen:
     """Return the observations of the first actions, after the one of `reset`."""
-    environment = probe.make_environment()
-    try:
-        seen = [_plain(await call(environment.reset, probe.task, probe.seed))]
+    async with _open(probe) as (environment, first):
+        seen = [_plain(first)]
         for action in (probe.episode or GARBAGE[:1])[:num_actions]:
             seen.append(_plain(await call(environment.step, action)))
-    finally:
-        await call(environment.close)
     return seen
+
+
+@asynccontextmanager
+async def _open(probe: EnvironmentProbe) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield a new environment and what its `reset` returned, and close it; the first error is raised."""
+    environment = probe.make_environment()
+    try:
+        yield environment, await call(environment.reset, probe.task, probe.seed)
+    except BaseException as error:
+        try:
+            await call(environment.close)
+        except Exception as second:  # noqa: BLE001 - it follows from the first, which has the reason
+            error.add_note(f"close failed too: {describe(second)}")
+        raise
+    await call(environment.close)
 
 
 async def call(function: Callable[..., Any], *arguments: object) -> Any:

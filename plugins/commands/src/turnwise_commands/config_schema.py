@@ -22,8 +22,7 @@ import attrs
 import structlog
 from attrs import define, field
 
-from turnwise.config.own_code import PLUGINS_ONLY
-from turnwise.config.parts import KIND, PLACE_PATTERN, SCHEMA, Choice, ToolChoice, TypeForm, file_fields
+from turnwise.config.parts import KIND, PLACE_PATTERN, SCHEMA, Choice, CodePlace, ToolChoice, TypeForm, file_fields
 from turnwise.config.run import RunConfig
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.config.structuring import default_of, unstructure
@@ -43,6 +42,7 @@ _SCALARS: Mapping[object, Schema] = {
     float: {"type": "number"},
     str: {"type": "string"},
     Path: {"type": "string", "minLength": 1},
+    CodePlace: {"type": "string"},
 }
 _TOOL_SCHEMA = "replaces the tool's own schema, which the model sees"
 _PLACE: Schema = {"type": "string", "pattern": PLACE_PATTERN}
@@ -137,7 +137,7 @@ class _Builder:
             section = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             return _described(_any_of([name, section]), _summary(Choice))
         entries: Mapping[str, Entry[object]] = getattr(self.host, registry).entries()
-        own = [] if registry in PLUGINS_ONLY else [_PLACE, _OWN_SECTION]
+        own = [_PLACE, _OWN_SECTION]
         if not entries and not own:
             return {"not": {}, "description": "no plugin that has one is installed"}
         sections = [self._options(entry) for entry in entries.values()]

@@ -79,7 +79,11 @@ def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = Tru
 
 
 def results_table(results: Sequence[EpisodeResult], limit: int | None = None) -> Table:
-    """Return a line for each episode: uid, status, reward, turns, tool calls, tokens of the response, seconds."""
+    """
+    Return a line for each episode: uid, status, reward, turns, tool calls, tokens of the response, seconds.
+
+    If a limit ended one of them, a last column names the limits and the reasons.
+    """
     shown = results[:limit]
     caption = f"{len(shown)} of {len(results)} episodes" if len(shown) < len(results) else None
     table = Table(caption=caption)
@@ -88,9 +92,14 @@ def results_table(results: Sequence[EpisodeResult], limit: int | None = None) ->
     table.add_column("status", no_wrap=True)
     for name in ("reward", "turns", "tools", "tokens", "s"):
         table.add_column(name, justify="right", no_wrap=True)
+    with_limits = any(result.limit for result in shown)
+    if with_limits:
+        table.add_column("ended by", ratio=1)
     for result in shown:
         uid = Text(one_line(result.uid), no_wrap=True, overflow="ellipsis")
-        table.add_row(uid, _status(result), *map(Text, _numbers(result)))
+        reason = f"{result.limit.name}: {result.limit.reason}" if result.limit else ""
+        end = [Text(one_line(reason))] if with_limits else []
+        table.add_row(uid, _status(result), *map(Text, _numbers(result)), *end)
     return table
 
 
@@ -100,11 +109,19 @@ def summary_table(summary: JsonObject) -> Table:
     table.add_column("name", no_wrap=True)
     table.add_column("value")
     for name, value in summary.items():
-        shown = _number(value)
-        if isinstance(value, Mapping):
-            shown = "  ".join(f"{key} {_number(item)}" for key, item in value.items())
-        table.add_row(Text(one_line(str(name))), Text(one_line(shown)))
+        if value != {}:
+            table.add_row(Text(one_line(str(name))), Text(one_line(_shown_value(value))))
     return table
+
+
+def _shown_value(value: object) -> str:
+    """Return a value as text; of a section, the values by name, and the ones of its sections in brackets."""
+    if not isinstance(value, Mapping):
+        return _number(value)
+    items = [
+        (key, f"({_shown_value(item)})" if isinstance(item, Mapping) else _number(item)) for key, item in value.items()
+    ]
+    return "  ".join(f"{key} {item}" for key, item in items)
 
 
 def _runs(trajectory: Trajectory) -> Iterable[Segment]:

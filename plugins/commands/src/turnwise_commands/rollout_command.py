@@ -31,6 +31,7 @@ from turnwise_result_files.resumption import (
     refuse_failures,
 )
 from turnwise_result_files.run_folder import FolderRun, run_in_folder
+from turnwise_result_files.summary import note_truncations
 from turnwise_task_files import load_tasks
 
 _TRACE_OBSERVER: Final = "trace_file"
@@ -99,6 +100,8 @@ def _finish(run: FolderRun) -> int:
     if run.summary["dropped"] and not run.results:
         raise TurnwiseError(f"all {run.summary['dropped']} episodes were dropped: their prompts are too long")
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
+    if note := note_truncations(run.results):
+        console.print(note, soft_wrap=True)
     refuse_failures(run.results, _retry(run))
     if run.interrupted:
         with suppress(OSError):  # Ctrl-C ends the reader of a pipe too

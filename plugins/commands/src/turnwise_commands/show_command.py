@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.text import Text
+
 from turnwise import load_chat
 from turnwise.config.file import load_config
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.protocols.command import OK
 from turnwise.record.result import EpisodeResult
-from turnwise.terminal import Console
+from turnwise.terminal import Console, one_line
 from turnwise.types import TokenArray
 from turnwise_commands.display import Decode, results_table, trajectory_view
 from turnwise_result_files import find_rows, read_results
@@ -31,6 +33,8 @@ class ShowCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         path: Path = arguments.dir
+        if not path.exists():
+            raise ConfigError(f"{path}: does not exist; name the folder of a rollout, as given to --out")
         file = find_rows(path, "trajectories") if path.is_dir() else path
         # The file holds episodes as they finished; people count them as they were asked for.
         results = sorted(read_results(file), key=lambda r: (r.task.sample_index, r.task.uid, r.rollout_n))
@@ -51,6 +55,8 @@ def _print_one(console: Console, results: Sequence[EpisodeResult], index: int, d
         view = trajectory_view(trajectory, decode, color=not console.no_color and console.is_terminal)
         # Columns of paths are wrapped to the width there is; without it their ends would be cut off.
         console.print(view, soft_wrap=not trajectory.has_blocks)
+    if result.limit is not None:
+        console.print(Text(f"ended: {one_line(str(result.limit))}"))
     fault = result.fault
     if fault is not None:
         console.print(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}")

@@ -53,7 +53,7 @@ class EnvironmentAgent:
         if resources.chat is None:
             raise ConfigError("agent 'environment' writes prompts: the run needs a model with a chat template")
         self._config, self._resources, self._chat = config, resources, resources.chat
-        self._build = find_factory(config)
+        self._build = find_factory(config, resources.find_code)
         sample = self._build()
         self.resumable = bool(getattr(sample, "repeatable", False))
         self._check_parser(getattr(sample, "tools", ()) or resources.tools)
@@ -154,6 +154,7 @@ class EnvironmentAgent:
             return _end(memory, "environment" if last.done else "environment_limit")
         if self._config.max_turns is not None and memory["turns"] >= self._config.max_turns:
             await self._finish(episode)
+            episode.note_limit("max_turns", self._config.max_turns)
             return _end(memory, "max_turns")
         # `observe` raises when there is no room, before the messages are changed.
         has_tools = bool(live.tools or self._resources.tool_schemas)

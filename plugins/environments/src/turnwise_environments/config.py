@@ -7,6 +7,8 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
+from turnwise.config.parts import CodePlace
+
 
 @frozen(kw_only=True)
 class EnvironmentConfig:
@@ -14,7 +16,8 @@ class EnvironmentConfig:
     An environment, and the limits of its episodes.
 
     Attributes:
-        environment: registered name, or the place of a class or factory as `package.module:Name`.
+        environment: registered name, or the place of a class or factory: `package.module:Name`, or `./file.py:Name` of
+            a file that `modules` lists.
         options: keyword arguments for it.
         system_prompt: inserted first in conversations that have no system message; empty inserts none.
         max_turns: most turns of the model; null lets only the environment and the budget limit them.
@@ -23,7 +26,7 @@ class EnvironmentConfig:
         close_s: seconds that closing may take.
     """
 
-    environment: str = field(validator=validators.min_len(1))
+    environment: CodePlace = field(validator=validators.min_len(1))
     options: Mapping[str, Any] = field(factory=dict)
     system_prompt: str = ""
     max_turns: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

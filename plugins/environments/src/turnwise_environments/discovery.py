@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.metadata import entry_points
@@ -16,16 +15,22 @@ GROUP: Final = "turnwise.environments"
 """The entry points of environments: `name = "package.module:Name"`."""
 
 
-def find_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
+def find_factory(config: EnvironmentConfig, find_code: Callable[[str], object]) -> Callable[[], Environment]:
     """
     Return a function that makes the environment of an episode, after one call of it.
+
+    Args:
+        config: names the environment and its options.
+        find_code: of the run's `Resources`.
 
     Raises:
         ConfigError: no such environment, it cannot be imported, its options do not fit, or it is no environment.
     """
     name = config.environment
     try:
-        found = _import_place(name) if ":" in name else _load_registered(name)
+        found = find_code(name) if ":" in name else _load_registered(name)
+    except ConfigError as error:
+        raise ConfigError(f"environment {name!r}: {str(error).removeprefix(f'{name}: ')}") from error
     except ImportError as error:
         cure = f"; install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"environment {name!r} cannot be imported: {error}{cure}") from error
@@ -60,25 +65,7 @@ def _load_registered(name: str) -> object:
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise ConfigError(
             f"environment {name!r} is not registered{hint}; registered are {', '.join(names)}. Name an environment of"
-            " your own as 'package.module:Name'"
+            " your own as 'package.module:Name' or './file.py:Name'"
         )
     loaded: object = chosen[0].load()
     return loaded
-
-
-def _import_place(place: str) -> object:
-    module_name, _, name = place.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"environment {place!r}: no module {error.name!r}; install it, or add its folder to PYTHONPATH"
-        ) from error
-    if not hasattr(module, name):
-        public = [each for each in vars(module) if not each.startswith("_")]
-        close = get_close_matches(name, public, 1)
-        raise ConfigError(f"module {module_name} has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-    found: object = getattr(module, name)
-    return found

@@ -8,14 +8,13 @@ again from its task.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, cast
 
 from attrs import define, field
 
@@ -83,12 +82,22 @@ class ExternalAgent:
 
     def __attrs_post_init__(self) -> None:
         self.parts = build_parts(self.config, self.resources)
-        self._function = _import_function(self.config.function) if self.config.function else None
+        self._function = self._find_function() if self.config.function else None
         self._host = ServerHost(self.config.model)
         can_bind = bool(self.config.command) and can_find_inodes()
         if self.config.bind_keys and not can_bind:
             raise ConfigError("agent.bind_keys: only keys of programs (`command`) can be bound, and only on Linux")
         self._binds_keys = can_bind and self.config.bind_keys is not False
+
+    def _find_function(self) -> AgentFunction:
+        place = self.config.function
+        try:
+            found = self.resources.find_code(place)
+        except ConfigError as error:
+            raise ConfigError(f"agent.function: {place}: {str(error).removeprefix(f'{place}: ')}") from error
+        if not callable(found):
+            raise ConfigError(f"agent.function: {place}: it is {type(found).__name__}, expected an async function")
+        return cast("AgentFunction", found)
 
     async def open(self) -> dict[str, str]:
         return {"agents": (await self._servers.enter_async_context(self._host.serve())).url}
@@ -194,12 +203,3 @@ def describe_client(client: ModelClient) -> dict[str, str]:
 def show_task(task: Task) -> JsonDict:
     """Return a task as JSON values, without its ground truth: an agent must not read the answer."""
     return {"uid": task.uid, "messages": [dict(message) for message in task.messages], "extra": dict(task.extra)}
-
-
-def _import_function(path: str) -> AgentFunction:
-    module, _, name = path.partition(":")
-    try:
-        function: AgentFunction = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"agent.function: cannot import {path!r}: {error}") from error
-    return function

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from attrs import field, frozen, validators
 
+from turnwise.config.parts import CodePlace
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.session.options import SessionOptions
 
@@ -43,7 +44,8 @@ class ExternalConfig(AgentLimits):
     Attributes:
         command: program and arguments to start for each episode; it finds the model in its environment. `python` is the
             interpreter of this process.
-        function: `module:name` of an `async def agent(task, client)` to call instead, in the worker's process.
+        function: `module:name`, or `./file.py:name` of a file that `modules` lists, to call instead, in the worker's
+            process: an `async def agent(task, client)`.
         pull: lets agents that run elsewhere lease the episodes instead.
         environment: more variables for the program.
         inherit: names of variables of the worker that the program gets besides `program.INHERITED`; `all` passes on all
@@ -55,7 +57,7 @@ class ExternalConfig(AgentLimits):
     """
 
     command: tuple[str, ...] = ()
-    function: str = ""
+    function: CodePlace = field(default=CodePlace(""))
     pull: PullOptions | None = None
     environment: Mapping[str, str] = field(factory=dict)
     inherit: tuple[str, ...] | Literal["all"] = ()
@@ -66,5 +68,5 @@ class ExternalConfig(AgentLimits):
         """Check that there is one agent; `ValueError` when there is none, or several."""
         if [bool(self.command), bool(self.function), self.pull is not None].count(True) != 1:
             raise ValueError("set one of command, function and pull")
-        if self.function and not all(part.strip() for part in self.function.partition(":")):
+        if self.function and not all(part.strip() for part in self.function.rpartition(":")):
             raise ValueError(f"function must have the form 'module:name', not {self.function!r}")

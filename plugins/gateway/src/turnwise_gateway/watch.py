@@ -7,7 +7,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from turnwise.errors import BudgetExhausted, DeadlineExceeded, PromptTooLongError
+from turnwise.record.limit import PROMPT
 from turnwise_gateway.config import AgentLimits
+from turnwise_gateway.refusal import CallRefusedError
 from turnwise_gateway.session.session import Session
 
 
@@ -34,9 +36,18 @@ async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, con
     if refusal is not None and isinstance(refusal.__cause__, PromptTooLongError) and not session.transcript:
         raise refusal.__cause__  # the run does not take the agent's first prompt
     if refusal is not None and (refusal.kind == "budget_exhausted" or error is not None):
-        raise BudgetExhausted(refusal.message)
+        raise _name_limit(refusal)
     if error is not None:
         raise error
+
+
+def _name_limit(refusal: CallRefusedError) -> BudgetExhausted:
+    """Return the end of an episode whose call was refused, with the limit that the refusal comes from."""
+    cause = refusal.__cause__
+    if isinstance(cause, PromptTooLongError):
+        return BudgetExhausted(refusal.message, limit=PROMPT, value=cause.max_tokens)
+    named = cause if isinstance(cause, BudgetExhausted) else BudgetExhausted()
+    return BudgetExhausted(refusal.message, limit=named.limit, value=named.value)
 
 
 async def _run(agent: Coroutine[Any, Any, None], session: Session) -> Exception | None:

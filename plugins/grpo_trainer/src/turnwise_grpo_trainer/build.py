@@ -35,9 +35,14 @@ from turnwise_rollout_buffer.task_stream import TaskStream
 def build_learner_spec(setup: TrainSetup) -> LearnerSpec:
     """Return the inputs that a process loads its learner from."""
     rollout = setup.run.rollout
-    plugins = setup.host.recipe()
     return LearnerSpec(
-        setup.train, setup.model, rollout.sampling.temperature, rollout.response_length, plugins, rollout.seed
+        setup.train,
+        setup.model,
+        rollout.sampling.temperature,
+        rollout.response_length,
+        plugins=setup.host.recipe(),
+        code=setup.code,
+        seed=rollout.seed,
     )
 
 

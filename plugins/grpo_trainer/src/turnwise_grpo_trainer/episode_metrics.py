@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import stdev
 
@@ -23,7 +24,9 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
         tokens; `tokens/action`, the number of sampled tokens; `records/untrained`, the
         number of records without rows; `turns/mean`;
         `tools/per_episode`, `tools/share` of episodes with a call, and `tools/errors` per episode; the shares
-        `status/completed`, `status/truncated` and so on. With tasks of several data sources, also `source/NAME/share`
+        `status/completed`, `status/truncated` and so on; `limit/NAME`, the share that a limit truncated;
+        `groups/varied`, the share of the groups with two scored episodes or more whose rewards differ. With tasks of
+        several data sources, also `source/NAME/share`
         of the episodes and `source/NAME/reward`, the mean of the scored ones.
     """
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
@@ -48,7 +51,21 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
         found["reward/stderr"] = stdev(map(_mean, by_task)) / len(by_task) ** 0.5
     for status in ("completed", "truncated", "timed_out", "aborted", "failed"):
         found[f"status/{status}"] = _mean([float(episode.status == status) for episode in episodes])
+    cut = Counter(episode.limit.name for episode in episodes if episode.limit and episode.status == Status.TRUNCATED)
+    found |= {f"limit/{name}": count / len(episodes) for name, count in cut.items()}
+    groups = [rewards for rewards in _group_rewards(episodes) if len(rewards) > 1]
+    if groups:
+        found["groups/varied"] = _mean([float(min(rewards) != max(rewards)) for rewards in groups])
     return found | _source_metrics(episodes)
+
+
+def _group_rewards(episodes: Sequence[EpisodeResult]) -> list[list[float]]:
+    """Return the rewards of each group with a scored episode; a task may have a group in each step."""
+    rewards: dict[object, list[float]] = {}
+    for episode in episodes:
+        if episode.reward is not None:
+            rewards.setdefault((episode.task.uid, episode.global_step), []).append(episode.reward)
+    return list(rewards.values())
 
 
 def _source_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, float]:

@@ -66,6 +66,7 @@ class EvalCommand:
         from turnwise_grpo_trainer.evaluation import evaluate_episodes, exclusion_notes, results_table
         from turnwise_result_files.folder_lock import writing_to
         from turnwise_result_files.resumption import refuse_failures
+        from turnwise_result_files.summary import note_truncations
 
         ks = _parse_ks(arguments.k)
         setup = _read_setup(arguments)
@@ -82,7 +83,8 @@ class EvalCommand:
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
         console = Console()
         console.print(results_table(report))
-        for note in exclusion_notes(report):
+        truncations = note_truncations(episodes)
+        for note in (*exclusion_notes(report), *([truncations] if truncations else [])):
             console.print(note, soft_wrap=True)
         if folder is not None:
             with writing_to(folder, f"turnwise eval --resume {folder} writes the results"):
@@ -103,7 +105,8 @@ def _read_setup(arguments: argparse.Namespace) -> TrainSetup:
         raise ConfigError("--step: --resume DIR continues with the step of that run")
     setup = read_setup(path, arguments.overrides, needs_train=False, with_logging=True)
     if not setup.validation_tasks:
-        raise ConfigError(f"{path}: data.validation_path: missing; eval needs held-out tasks")
+        example = "for example data.validation_path=questions.jsonl"
+        raise ConfigError(f"{path}: data.validation_path: missing; eval needs a file of held-out tasks, {example}")
     rollout = setup.run.rollout
     step = rollout.global_step if arguments.step is None else arguments.step
     setup = evolve(setup, run=evolve(setup.run, rollout=evolve(rollout, global_step=step, validation=True)))

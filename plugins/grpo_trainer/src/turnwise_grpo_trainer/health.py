@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from attrs import define, field
@@ -22,6 +23,8 @@ MAX_NATS: Final = 0.5
 """Movement of the policy in one step, in nats a sequence."""
 MIN_EFFECTIVE_SHARE: Final = 0.5
 """Effective sample size of the importance weights, as a share of the tokens."""
+MOST_TRUNCATED: Final = 0.5
+"""Share of truncated episodes above which there is a warning."""
 REWARD_STEPS: Final = 20
 """Steps over which the reward must change by more than its standard error."""
 
@@ -32,12 +35,14 @@ class TrainingHealth:
     Follows the metrics of a training.
 
     Attributes:
+        by_groups: whether the advantages compare the rewards of a group: without differences there is nothing to learn.
         watch_reward: whether a reward that does not change is a reason for a warning. With dynamic sampling it is none:
             uniform groups are dropped, which keeps the mean in the middle.
         warnings: warnings so far, by condition, in order of appearance.
     """
 
     watch_reward: bool = True
+    by_groups: bool = True
     warnings: dict[str, str] = field(factory=dict)
     _noise_steps: int = field(default=0, init=False)
     _signal: float = field(default=0.0, init=False)
@@ -117,6 +122,23 @@ class TrainingHealth:
 
     def _conditions(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Yield the conditions that hold, and a warning for each."""
+        if self.by_groups and metrics.get("groups/varied") == 0:
+            yield (
+                "variance",
+                f"in no group do the rewards differ (their mean is {metrics['reward/mean']:.3g}), so the advantages are"
+                " 0 and nothing is learned; check the reward, raise rollout.n or rollout.sampling.temperature, or take"
+                " tasks that the model solves sometimes",
+            )
+        if metrics.get("status/truncated", 0.0) > MOST_TRUNCATED:
+            names = {key.removeprefix("limit/"): share for key, share in metrics.items() if key.startswith("limit/")}
+            limits = ", ".join(
+                f"{share:.0%} by {name}" for name, share in sorted(names.items(), key=itemgetter(1))[::-1]
+            )
+            yield (
+                "truncation",
+                f"{metrics['status/truncated']:.0%} of the episodes were truncated ({limits}); raise the limits if they"
+                " should end by themselves",
+            )
         batch, scale = metrics.get("noise/batch", 0.0), metrics.get("noise/scale", 0.0)
         if self._noise_steps >= MIN_NOISE_STEPS and scale > NOISE_RATIO * batch:
             size = "too large to be measured" if math.isinf(scale) else f"of {scale:.0f}"

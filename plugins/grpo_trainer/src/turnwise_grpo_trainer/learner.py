@@ -21,6 +21,7 @@ from attrs import define, field
 from torch import Tensor
 
 from turnwise import RolloutBatch
+from turnwise.config.own_code import OwnCode
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages
@@ -92,6 +93,7 @@ class Learner:
         device: torch.device,
         to_device: Callable[[Any], Any] | None = None,
         plugins: PluginRecipe | None = None,
+        code: OwnCode | None = None,
     ) -> Learner:
         """
         Load the models.
@@ -104,12 +106,13 @@ class Learner:
             device: the device to train on.
             to_device: moves each model to the device and may shard it; None only moves it.
             plugins: of the run, which may have the loss and the advantages; None takes the installed ones.
+            code: the user's own code that the run may use, which may have them too.
         """
         if config.policy.num_threads is not None:
             # The setting is per thread. Updates run on this thread, too; other threads keep their setting.
             torch.set_num_threads(config.policy.num_threads)
         move = to_device if to_device is not None else lambda model: model.to(device)
-        objectives = build_objectives(config, plugins)
+        objectives = build_objectives(config, plugins, code)
         optimizer, num_steps = config.optimizer, config.num_steps
         model = move(load_policy(config.policy, spec, config.lora))
         policy = TrainableModel.create(model, optimizer, lr=optimizer.lr, num_steps=num_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -102,7 +103,8 @@ class TrainView(Observer):
         self._seen = 0
         self._progress.update(self._steps, completed=step)
         self._progress.update(self._rollout, completed=0)
-        cells = {name: form.format(metrics[name]) for name, (_, form) in COLUMNS.items() if name in metrics}
+        cells = {name: _cell(form, metrics[name]) for name, (_, form) in COLUMNS.items() if name in metrics}
+        cells = {name: cell for name, cell in cells.items() if cell}
         self._lines.append((str(step), *(cells.get(name, "") for name in COLUMNS)))
         self._show("step", step=step, **{COLUMNS[name][0].replace(" ", "_"): cell for name, cell in cells.items()})
 
@@ -144,3 +146,11 @@ class TrainView(Observer):
         notes = [f"warning: {text}" for text in self._warnings]
         notes += [f"waits for {self._waits}"] if self._waits else []
         return Group(table, *(Text(text, style="yellow") for text in notes), self._progress)
+
+
+def _cell(form: str, value: float) -> str:
+    """Return a number as text: none for one that was not measured, and no sign before a rounded 0."""
+    if math.isnan(value):
+        return ""
+    text = form.format(value)
+    return text.lstrip("-") if float(text) == 0 else text

@@ -26,6 +26,7 @@ from turnwise_grpo_trainer.held_out import check_score_name, count_since_best, f
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.live_view import TrainView
 from turnwise_grpo_trainer.metric_log import MetricLog
+from turnwise_grpo_trainer.objectives import GROUP_ADVANTAGES
 from turnwise_grpo_trainer.pass_at_k import bootstrap
 from turnwise_grpo_trainer.reward_shaping import punish_overlong, shuffle_rewards
 from turnwise_grpo_trainer.train_setup import TrainSetup
@@ -115,7 +116,9 @@ class TrainLoop:
     _is_updating: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.health = TrainingHealth(watch_reward=not self.setup.train.buffer.dynamic_sampling)
+        by_groups = self.setup.train.algorithm.adv_estimator.name in GROUP_ADVANTAGES
+        watch_reward = not self.setup.train.buffer.dynamic_sampling
+        self.health = TrainingHealth(watch_reward=watch_reward, by_groups=by_groups)
 
     def run(self) -> None:
         """

@@ -16,6 +16,9 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "turns/mean": "Turns of an episode.",
     "tools/*": "Tool calls: `per_episode`; `share` of episodes with a call; `errors` per episode.",
     "status/*": "Share of the episodes with a status, such as `completed`.",
+    "limit/*": "Share of the episodes that a limit truncated, by its name, such as `rollout.response_length`.",
+    "groups/varied": "Share of the groups with two scored episodes or more whose rewards differ; a group without"
+    " variance has no advantage other than 0.",
     "source/*": "Of each `data_source`, if there are several: the `share` of the episodes, and their mean `reward`.",
     "records/untrained": "Records without rows.",
     "tokens/action": "Sampled tokens of the batch.",

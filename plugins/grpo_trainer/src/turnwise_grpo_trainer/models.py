@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
+from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig
 from turnwise_grpo_trainer.lora import add_adapters
 from turnwise_grpo_trainer.micro_batches import MicroBatch
@@ -74,6 +75,7 @@ def _load(kind: str, config: PolicyConfig, spec: ModelSpec, **options: Any) -> A
     with _config_errors(f"model.path: cannot load {str(spec.path)!r} for training"):
         import transformers
 
+        hide_progress_bars()
         attention = _resolve_attention(config)
         return getattr(transformers, kind).from_pretrained(
             spec.path,

@@ -24,6 +24,7 @@ from attrs import frozen
 
 import turnwise
 from turnwise import Registry, Resources, structure
+from turnwise.config.own_code import OwnCode, build_own
 from turnwise.config.parts import Choice
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.types import PluginRecipe
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from turnwise_grpo_trainer.config import TrainConfig
     from turnwise_grpo_trainer.path_ratios import PathRatios
 
+GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo")
+"""Estimators whose advantages are differences from the other rewards of a group."""
 BUILT_IN_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae")
 
 
@@ -133,13 +136,14 @@ def register_advantages(registry: Registry[AdvantageEstimator]) -> None:
     """Add estimators of advantages; see `AdvantageEstimator`."""
 
 
-def build_objectives(train: TrainConfig, recipe: PluginRecipe | None) -> Objectives:
+def build_objectives(train: TrainConfig, recipe: PluginRecipe | None, code: OwnCode | None = None) -> Objectives:
     """
     Build the registered parts that a config names.
 
     Args:
         train: the `train` section.
         recipe: of the run's plugins; None loads the installed ones, and nothing if no part is named.
+        code: the user's own code that the run may use; None is none.
 
     Raises:
         ConfigError: a name is unknown, or options do not fit.
@@ -154,9 +158,15 @@ def build_objectives(train: TrainConfig, recipe: PluginRecipe | None) -> Objecti
     from turnwise.plugin.host import load
 
     host = load(recipe)
+
+    def build(kind: str, choice: Choice, path: str) -> Any:
+        if choice.is_own_code:
+            return build_own(host, kind, choice, Resources(), path, code or OwnCode())
+        return _build(host.registry(kind), choice, path)
+
     return Objectives(
-        loss=None if train.loss is None else _build(host.registry("losses"), train.loss, "train.loss"),
-        advantage=None if own else _build(host.registry("advantages"), estimator, "train.algorithm.adv_estimator"),
+        loss=None if train.loss is None else build("losses", train.loss, "train.loss"),
+        advantage=None if own else build("advantages", estimator, "train.algorithm.adv_estimator"),
     )
 
 

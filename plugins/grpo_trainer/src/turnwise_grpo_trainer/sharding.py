@@ -14,8 +14,10 @@ from attrs import frozen
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # torch re-exports them implicitly
 
 from turnwise.config.models import find_here
+from turnwise.config.own_code import OwnCode
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
+from turnwise_engine_support.devices import check_device
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.devices import select_device
 from turnwise_grpo_trainer.learner import Learner
@@ -34,6 +36,7 @@ class LearnerSpec:
         temperature: sampling temperature of the engine.
         response_length: the longest possible response.
         plugins: of the run; None takes the installed ones.
+        code: the user's own code that the run may use.
         seed: of the run; new weights of a critic, and dropout, depend on it.
     """
 
@@ -42,11 +45,13 @@ class LearnerSpec:
     temperature: float
     response_length: int
     plugins: PluginRecipe | None = None
+    code: OwnCode | None = None
     seed: int = 0
 
 
 def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
     """Load the models in this process. If the model is to be sharded, the process must have joined its group before."""
+    check_device(spec.train.policy.device, "train.policy.device")
     device = select_device(spec.train.policy)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -62,6 +67,7 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         device=device,
         to_device=make_sharder(device) if spec.train.sharding.sharded else None,
         plugins=spec.plugins,
+        code=spec.code,
     )
     seed_torch(spec.seed, learner.rank)  # each process draws its own dropout
     return LocalTrainer(learner, Path(model.path or "."))

@@ -9,11 +9,12 @@ from attrs import asdict, evolve, frozen
 
 from turnwise import Host, RunConfig, Task, configure_logging, load_resolved, structure
 from turnwise.config.models import keep_commits, pin_models
+from turnwise.config.own_code import OwnCode
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise.weights.sleep import drops_weights
 from turnwise_grpo_trainer.config import TrainConfig
-from turnwise_grpo_trainer.objectives import build_objectives
+from turnwise_grpo_trainer.objectives import GROUP_ADVANTAGES, build_objectives
 from turnwise_rollout_buffer.task_stream import Share
 from turnwise_task_files import load_sources, load_tasks
 
@@ -45,6 +46,11 @@ class TrainSetup:
     def group_size(self) -> int:
         """Episodes in a group."""
         return self.run.rollout.n
+
+    @property
+    def code(self) -> OwnCode:
+        """The user's own code that the run may use."""
+        return OwnCode(modules=self.run.modules, base_dir=self.run.base_dir)
 
     @property
     def shares_devices(self) -> bool:
@@ -135,7 +141,7 @@ def _check(setup: TrainSetup, path: str) -> None:
     """Raise `ConfigError` for the first combination of settings that cannot be trained with."""
     run, train = setup.run, setup.train
     sampling = run.rollout.sampling
-    grouped = train.algorithm.adv_estimator.name in ("grpo", "dr_grpo", "rloo")
+    grouped = train.algorithm.adv_estimator.name in GROUP_ADVANTAGES
     problems = {
         "rollout.n: must be at least 2: a group of one has no baseline": grouped and run.rollout.n < 2,
         "train.buffer.dynamic_sampling: needs rollout.n of at least 2: the rewards of a group of one never differ": (
@@ -183,7 +189,7 @@ def _check(setup: TrainSetup, path: str) -> None:
         if is_problem:
             raise ConfigError(f"{path}: {text}")
     try:
-        build_objectives(train, setup.host.recipe())
+        build_objectives(train, setup.host.recipe(), setup.code)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

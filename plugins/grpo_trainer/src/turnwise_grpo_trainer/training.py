@@ -9,6 +9,7 @@ from typing import Final
 from turnwise import RolloutManager
 from turnwise.files import write_text
 from turnwise.terminal import Console
+from turnwise_engine_support.devices import check_device
 from turnwise_grpo_trainer.build import build_loop, build_trainer
 from turnwise_grpo_trainer.checkpoints import (
     MODEL_FOLDER,
@@ -52,6 +53,8 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
     latest = store.latest() if resume else None
     if latest is not None:
         check_checkpoint(latest)
+    if setup.train.sharding.num_processes == 1:  # this process trains, and its engine would load weights first
+        check_device(setup.train.policy.device, "train.policy.device")
     view = TrainView(setup.train.num_steps, setup.train.tasks_per_step * setup.group_size, Console(stderr=True))
     place_training(setup)  # refuses devices that engine and trainer cannot share
     # The manager comes first: it reports a plugin's missing requirements before the model is loaded.

@@ -30,6 +30,7 @@ class EpisodeLog(Observer):
             agent=event.agent_name,
             status=str(event.status),
             fault=f"{fault.owner}: {fault.kind}: {fault.message}" if fault else None,
+            limit=str(event.limit) if event.limit else None,
             reward=event.reward,
             turns=metrics.num_turns,
             tool_calls=metrics.num_tool_calls,

@@ -131,9 +131,9 @@ class ToolAgent:
         if not memory["calls"] and not self._has_user:
             return _end(memory, "answer")
         if config.max_assistant_turns is not None and memory["assistant_turns"] >= config.max_assistant_turns:
-            return _end(memory, "max_assistant_turns")
+            return _end_at_limit(episode, "max_assistant_turns", config.max_assistant_turns)
         if config.max_user_turns is not None and memory["user_turns"] >= config.max_user_turns:
-            return _end(memory, "max_user_turns")
+            return _end_at_limit(episode, "max_user_turns", config.max_user_turns)
         if episode.remaining_tokens == 0:
             # A tool has side effects, so it must not run when the model could not read its response.
             raise BudgetExhausted("no token is left for a response to the model's turn")
@@ -208,6 +208,11 @@ def _too_many(limit: int) -> str:
 def _end(memory: dict[str, Any], why: str) -> State:
     memory["ended_by"] = why
     return State.TERMINATED
+
+
+def _end_at_limit(episode: Episode, name: str, value: int) -> State:
+    episode.note_limit(name, value)
+    return _end(episode.memory, name)
 
 
 def _to_notes(call: ToolCall, call_id: str) -> dict[str, Any]:

@@ -138,9 +138,11 @@ class TorlPython:
         return last in self._stop_ids
 
     async def _run_block(self, episode: Episode) -> State:
-        if not episode.remaining_tokens:
+        needed = len(self._encode_output("")) + 1
+        if episode.remaining_tokens < needed:
             # A program has side effects, so it must not run when the model could not read its output.
-            raise BudgetExhausted("no token is left for the output of the model's program")
+            text = f"an output of the model's program needs {needed} tokens at least"
+            raise BudgetExhausted(f"{text}, and {episode.remaining_tokens} were left")
         memory = episode.memory
         memory["rounds"] += 1
         written = self._tokenizer.decode(self._turn_ids(episode)).partition(STOP)[0]

@@ -13,8 +13,10 @@ import structlog
 
 from turnwise.errors import EngineError
 from turnwise.protocols import ModelSpec
+from turnwise_engine_support.devices import check_device
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.model_directory import check_model_directory, read_model_config
+from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.fused_backend import make_fused_backend
@@ -79,6 +81,8 @@ def load_model(config: TransformersConfig, spec: ModelSpec) -> Any:
     """Load the model onto its device."""
     directory = check_model_directory(spec, "transformers")
     torch, transformers = _import_packages()
+    check_device(config.device, "engine.device")
+    hide_progress_bars()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     with engine_errors(f"cannot load a causal language model from {str(directory)!r}"):

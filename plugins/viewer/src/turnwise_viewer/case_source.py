@@ -37,6 +37,7 @@ _MODULES: Final = {
     **dict.fromkeys(("TokenScore", "TrajectoryScore", "TurnScore"), "turnwise"),
     **dict.fromkeys(("Fault", "Placement"), "turnwise.types"),
     "check_trajectory": "turnwise.record.invariants",
+    "ReachedLimit": "turnwise.record.limit",
     "RecordLineage": "turnwise.record.lineage",
     **dict.fromkeys(("inf", "nan"), "math"),
 }
@@ -79,6 +80,8 @@ class _Writer:
         }
         if fault is not None:
             arguments["fault"] = self.call("Fault", self.literals(asdict(fault) | {"traceback": ""}))
+        if episode.limit is not None:
+            arguments["limit"] = self.call("ReachedLimit", self.literals(asdict(episode.limit)))
         return self.call("EpisodeResult", arguments)
 
     def record(self, saved: Mapping[str, Any]) -> str:

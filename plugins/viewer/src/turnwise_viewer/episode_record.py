@@ -15,7 +15,7 @@ from turnwise.record.columns import NO_VERSION, Origin
 from turnwise.types import JsonDict, Message
 from turnwise_result_files.episode_rows import read_texts
 from turnwise_result_files.messages import calls_of
-from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, SECONDS
+from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, LIMIT, SECONDS
 from turnwise_result_files.trajectories import UNREADABLE
 from turnwise_viewer.token_text import TokenTexts
 
@@ -40,6 +40,7 @@ def describe_episode(rows: Sequence[Row]) -> JsonDict:
     first = rows[0]
     texts = {name: json.loads(first[name]) for name in JSON if name != "score_extra"}
     fault = {name: first[f"fault_{name}"] for name in FAULT} if first["fault_owner"] is not None else None
+    limit = {name: first[f"limit_{name}"] for name in LIMIT} if first.get("limit_name") is not None else None
     metrics = {name: first[name] for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward")}
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     return {
@@ -50,6 +51,7 @@ def describe_episode(rows: Sequence[Row]) -> JsonDict:
         "validation": first["validation"],
         **{name: first[name] for name in (*_TEXTS, "worker", "replicas")},
         "fault": fault,
+        "limit": limit,
         "reward": sum(rewards) if rewards else None,
         "task": {
             "messages": list(map(_show_message, texts["task_messages"])),

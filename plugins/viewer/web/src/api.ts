@@ -140,6 +140,8 @@ export interface Episode {
   /** Of the engine; null in a file of an earlier version. */
   replicas: number[] | null;
   reward: number | null;
+  /** The limit that ended it; null without one, and in a file of an earlier version. */
+  limit: { name: string; value: number | null; reason: string } | null;
   fault: { owner: string; kind: string; message: string; traceback: string } | null;
   task: { messages: Message[]; ground_truth: unknown; agent_name: string; extra: Record<string, unknown> };
   messages: Message[];

@@ -61,6 +61,12 @@ function Head({ episode, run }: { episode: EpisodeType; run: number }) {
         {literal(episode.key)} <Status status={episode.status} />
       </h1>
       {episode.fault && <Problem text={`${episode.fault.owner}: ${episode.fault.kind}: ${episode.fault.message}`} />}
+      {episode.limit && (
+        <p>
+          ended: {literal(episode.limit.reason)} ({literal(episode.limit.name)}
+          {episode.limit.value !== null && `: ${number(episode.limit.value)}`})
+        </p>
+      )}
       <dl class="facts">
         <Fact name="reward" title="sum over all records">
           <b>{number(episode.reward)}</b>

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 from attrs import evolve, frozen
 
 from turnwise.config.file import structure_config, to_dict, with_absolute_paths
+from turnwise.config.parts import Choice
 from turnwise.config.run import RunConfig
 from turnwise.episode.setup import EngineClient
 from turnwise.errors import ConfigError, describe
 from turnwise.events.dispatch import Observers
 from turnwise.events.logging import configure_logging
-from turnwise.plugin.host import Host, load
+from turnwise.plugin.host import Host, Kind, load
 from turnwise.protocols import Engine, GroupReward, Reward, Router, WeightTransport
 from turnwise.runtime.build import RunBuilder, transport_choice
 from turnwise.runtime.ray.weights import GroupWeights
@@ -57,7 +58,7 @@ class ConfigBlueprint:
 
     Attributes:
         config: as plain values, with absolute paths.
-        engine_owner: plugin of the engine; the other owners are empty without such a part.
+        engine_owner: plugin of the engine; an owner is empty without such a part, and for the user's own code.
         middleware_owners: plugins of the middleware that wraps engines.
         given: objects that a program passes as parts, pickled: replicas need none of them, and may lack their modules.
     """
@@ -74,10 +75,10 @@ class ConfigBlueprint:
     @classmethod
     def of(cls, config: RunConfig, host: Host, given: Mapping[str, object] | None = None) -> ConfigBlueprint:
         """Return the blueprint of a resolved config, the loaded plugins, and the objects that a program passes."""
-        owner = host.entry("engines", config.engine.name).owner
-        judge = "" if config.judge is None else host.entry("engines", config.judge.engine.name).owner
         transport = transport_choice(config, host)
-        transport_owner = "" if transport is None else host.entry("weight_transports", transport.name).owner
+        owner = _owner(host, "engines", config.engine)
+        judge = _owner(host, "engines", config.judge.engine if config.judge else None)
+        transport_owner = _owner(host, "weight_transports", transport)
         built = RunBuilder(config, host, None, given or {}).middleware
         wrapping = [name for name, each in built.items() if "engines" in each.kinds]
         if own := [name for name in wrapping if name not in host.middleware]:
@@ -117,7 +118,9 @@ class ConfigBlueprint:
 
     def _pinned(self, *owners: str) -> PluginRecipe:
         # The version must still match the driver's, also in another interpreter.
-        return PluginRecipe(allow=owners, pins=tuple(pin for pin in self.recipe.pins if pin.name in owners))
+        return PluginRecipe(
+            allow=tuple(filter(None, owners)), pins=tuple(pin for pin in self.recipe.pins if pin.name in owners)
+        )
 
     def _builder(
         self, recipe: PluginRecipe, judge: EngineClient | None = None, *, own_parts: bool = False
@@ -129,6 +132,10 @@ class ConfigBlueprint:
         if not own_parts:
             config = evolve(config, middleware=tuple(each for each in config.middleware if not each.is_own_code))
         return RunBuilder(evolve(config, base_dir=Path(self.base_dir)), load(recipe), judge, given)
+
+
+def _owner(host: Host, kind: Kind, choice: Choice | None) -> str:
+    return "" if choice is None or choice.is_own_code else host.entry(kind, choice.name).owner
 
 
 def _pickled(given: Mapping[str, object]) -> bytes:

@@ -263,6 +263,7 @@ class RayRuntime:
             "worker_restarts": sum(max(0, slot.num_starts - 1) for slot in self.workers.slots),
             "replica_restarts": sum(max(0, slot.num_starts - 1) for slot in self.policy.slots),
             "migrations": int(sum(numbers.get("num_migrations", 0) for numbers in workers)),
+            "resent": int(sum(numbers.get("num_resent", 0) for numbers in workers)),
         }
 
     async def waits(self) -> list[Wait]:

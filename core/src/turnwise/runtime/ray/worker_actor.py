@@ -174,6 +174,7 @@ class WorkerActor(PoolClientActor):
         return {
             "max_in_flight": self._worker.parts.max_in_flight,
             "num_migrations": pool.num_migrations,
+            "num_resent": pool.num_resent,
             "num_sent_tokens": pool.num_sent_tokens,
             "pid": os.getpid(),
         }

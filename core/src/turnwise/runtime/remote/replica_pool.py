@@ -45,7 +45,9 @@ class ReplicaPool:
         coalesce_s: shortest time in seconds between two messages to a replica.
         restart_timeout_s: longest wait in seconds for a restart while all replicas are dead.
         max_deaths: deaths of replicas after which a request is a suspect.
-        num_migrations: requests that moved because their replica died.
+        num_migrations: requests that another replica ran than the one before of their episode: the events with the
+            kind `migrated`.
+        num_resent: requests that were sent again because their replica died or left.
     """
 
     router: Router
@@ -55,6 +57,7 @@ class ReplicaPool:
     restart_timeout_s: float = 60.0
     max_deaths: int = 2
     num_migrations: int = field(default=0, init=False)
+    num_resent: int = field(default=0, init=False)
     _num_sent_tokens: int = field(default=0, init=False)  # of links that were replaced
     _requests: dict[str, PendingRequest] = field(factory=dict, init=False)
     _links: list[ReplicaLink] = field(init=False)
@@ -263,8 +266,9 @@ class ReplicaPool:
             raise AsleepError("every replica is asleep: wake them up before asking for tokens")
         heard = self._observers.heard("on_request_routed")
         index, reason = checked_choice(self.router, request, loads, explain=heard)
+        kind = self._note_choice(request, index)
         if heard:
-            self._emit_choice(request, index, reason)
+            self._emit_choice(request, index, kind, reason)
         return index
 
     def _all_dead(self) -> ReplicaDiedError:
@@ -275,14 +279,19 @@ class ReplicaPool:
             event = LimitReached(limit="runtime.ray.max_in_flight", count=num_queued, where=f"replica {index}")
             self._observers.emit("on_limit_reached", event)
 
-    def _emit_choice(self, request: GenerateRequest, index: int, reason: str) -> None:
+    def _note_choice(self, request: GenerateRequest, index: int) -> RouteKind:
         episode = episode_of(request.trajectory_id)
         before = self._last_replica.get(episode)
-        kind: RouteKind = "first" if before is None else "sticky" if before == index else "migrated"
         self._last_replica[episode] = index
+        if before is None:
+            return "first"
+        self.num_migrations += before != index
+        return "sticky" if before == index else "migrated"
+
+    def _emit_choice(self, request: GenerateRequest, index: int, kind: RouteKind, reason: str) -> None:
         event = RequestRouted(
             trajectory_id=request.trajectory_id,
-            key=episode,
+            key=episode_of(request.trajectory_id),
             replica=index,
             kind=kind,
             reason=reason or kind,
@@ -299,9 +308,9 @@ class ReplicaPool:
                 text = f"{pending.deaths + 1} replicas died while they ran this request, the last ran nothing else"
                 raise PoisonedRequestError(f"{text}: {error}") from None
             pending.deaths += 1
-            self.num_migrations += 1
+            self.num_resent += 1
         except _ReplicaLeftError:
-            self.num_migrations += 1
+            self.num_resent += 1
         except AsleepError:
             # The request crossed the replica's announcement. Do not choose this replica until it reports again.
             self._links[index].reported = UNAVAILABLE

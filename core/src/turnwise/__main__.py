@@ -1,0 +1,5 @@
+"""Run as ``python -m turnwise``."""
+
+from turnwise.cli import main
+
+raise SystemExit(main())

@@ -47,6 +47,8 @@ class Resources:
         tools: by the name in their schema.
         interaction: the user simulator, when one is configured.
         judge: a second model that rewards may ask, when one is configured.
+        prompt_length: most tokens of a prompt; None for parts that are built outside of episodes.
+        response_length: most tokens of a response, observations included; None as before.
     """
 
     model: ModelSpec = field(factory=ModelSpec)
@@ -57,6 +59,8 @@ class Resources:
     tools: Mapping[str, Tool] = field(factory=dict)
     interaction: Interaction | None = None
     judge: Judge | None = None
+    prompt_length: int | None = None
+    response_length: int | None = None
 
     @property
     def tool_schemas(self) -> tuple[ToolSchema, ...]:

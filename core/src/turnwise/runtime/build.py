@@ -104,9 +104,16 @@ class RunBuilder:
     @cached_property
     def resources(self) -> Resources:
         """Resources of the plugins: model, chat, judge, parser, tools and simulated user."""
-        config = self.config
+        config, rollout = self.config, self.config.rollout
         chat = self._load_chat(self.model)
-        resources = Resources(model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge)
+        resources = Resources(
+            model=self.model,
+            seed=rollout.seed,
+            chat=chat,
+            judge=self.judge,
+            prompt_length=rollout.prompt_length,
+            response_length=rollout.response_length,
+        )
         # Each part is built with the parts before it: a parser may use the tools' schemas, and a simulated user both.
         tools = {name: self._wrapped("tools", tool, chat) for name, tool in self._build_tools(resources).items()}
         resources = evolve(resources, tools=tools)

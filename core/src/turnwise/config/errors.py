@@ -21,6 +21,7 @@ from cattrs.errors import (
 )
 
 from turnwise.config.parts import Choice, file_fields
+from turnwise.config.peer_keys import find_peer_key
 from turnwise.errors import ConfigError
 from turnwise.plugin.registry import did_you_mean
 
@@ -67,8 +68,9 @@ def misfit_lines(error: BaseException, path: str, kind: object) -> Iterator[str]
     elif isinstance(error, ForbiddenExtraKeysError):
         known = tuple(item.name for item in file_fields(error.cl))
         for key in sorted(map(str, error.extra_fields)):
+            entry = find_peer_key(_joined(path, key))
             hint = did_you_mean(key, known) if known else "; there are no options"
-            yield f"{_joined(path, key)}: unknown key{hint}"
+            yield f"{_joined(path, key)}: unknown key{f'; {entry.hint}' if entry else hint}"
     elif isinstance(error, MisfitAtKeyError):
         yield f"{_joined(path, error.key)}: {error}"
     elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):
@@ -132,7 +134,7 @@ def _line(text: str, path: str, kind: object) -> str:
     """Move the quoted name at the start of a validator's text into the path."""
     named = re.match(r"'(\w+)([\w.]*)' (.*)", text, re.DOTALL)
     if named is not None and named[1] == path.rpartition(".")[2]:
-        return f"{path}: {named[3]}"
+        return f"{path}{named[2]}: {named[3]}"
     classes = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and attrs.has(each)]
     if named is not None and any(named[1] in attrs.fields_dict(each) for each in classes):
         return f"{_joined(path, named[1] + named[2])}: {named[3]}"

@@ -211,7 +211,7 @@ class RunConfig:
         judge: a second model, which rewards may ask; null for none.
         interaction: answers the model in place of a user.
         tools: tools that the model can call; `schema` replaces the schema of one.
-        tools_file: file with more tools.
+        tools_file: file with more tools, as in `tools`; or verl's, with classes of verl and of `modules`.
         modules: modules and packages, with everything in them, and files, whose code parts may name by its place.
         postprocessors: add fields to batches, in this order.
         middleware: acts before and after calls of parts; the first is outside of the others.

@@ -275,7 +275,7 @@ class RunBuilder:
             path: Path = config.locate(config.tools_file)
             # Relative paths in a tools file start from the file, and not from the config that names it.
             code = evolve(self.code, base_dir=path.parent)
-            more = build_tools(read_tools_file(path), self.host, resources, code)
+            more = build_tools(read_tools_file(path, config.modules), self.host, resources, code)
             if both := tools.keys() & more.keys():
                 raise ConfigError(f"{path}: tools and tools_file both have a tool {min(both)!r}")
             tools |= more

@@ -265,10 +265,23 @@ def test_stop_strings_are_read():
     ]
 
 
-def test_an_unknown_parameter_is_refused_by_name():
-    """Nothing that a loop asks for is dropped in silence."""
-    with pytest.raises(ConfigError, match="sampling_params has 'beam_width': 3"):
-        read_sampling(SamplingParams(), {"beam_width": 3})
+def test_other_parameters_are_options_of_the_engine():
+    """Nothing that a loop asks for is dropped in silence: the engine knows the option or refuses it."""
+    run = SamplingParams(extra={"min_p": 0.1, "repetition_penalty": 1.1})
+
+    found, _ = read_sampling(run, {"beam_width": 3, "repetition_penalty": 1.0, "min_p": 0.2})
+
+    assert found.extra == {"beam_width": 3, "min_p": 0.2}
+
+
+def test_an_option_that_the_engine_does_not_know_fails_the_episode():
+    """The error names the option."""
+
+    class Asking(Loop):
+        async def run(self, server):
+            return await server.generate("x", prompt_ids=[1], sampling_params={"min_p": 0.2})
+
+    assert "sampling.extra.min_p: the engine does not know this option" in play(Asking([])).fault.message
 
 
 @pytest.mark.parametrize("name", ["image_data", "video_data", "audio_data"])

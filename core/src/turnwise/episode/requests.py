@@ -27,8 +27,15 @@ class TurnOptions:
     stop: Sequence[str] = ()
     on_tokens: Callable[[Sequence[int]], object] | None = None
 
-    def bound(self, room: int, seed: int) -> SamplingParams:
-        """Return the sampling parameters of a turn of at most `room` tokens; `BudgetExhausted` if none fits."""
+    def bound(self, room: int, seed: int, engine: Capabilities) -> SamplingParams:
+        """
+        Return the sampling parameters of a turn of at most `room` tokens.
+
+        Raises:
+            BudgetExhausted: none fits.
+            ConfigError: the engine does not know an option.
+        """
+        engine.check_extra(self.sampling)
         if room < 1:
             raise BudgetExhausted("no further token fits the budget")
         bounds = [bound for bound in (room, self.sampling.max_tokens, self.max_tokens) if bound is not None]

@@ -77,6 +77,8 @@ class OpenAIEngine:
             stop_strings=True,
             max_context=self._config.max_context,
             vocab_size=self._vocab_size,
+            # The kind of the servers, and with it their options, is known once the engine has started.
+            sampling_options=frozenset() if self._dialect is None else self._dialect.sampling_options,
         )
 
     async def start(self) -> None:

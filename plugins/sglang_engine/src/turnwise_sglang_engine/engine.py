@@ -39,6 +39,7 @@ from turnwise_sglang_engine.frames import Frame
 from turnwise_sglang_engine.nodes import Nodes, find_nodes
 from turnwise_sglang_engine.process import COMMAND, ServerProcess
 from turnwise_sglang_engine.requests import (
+    SAMPLING_OPTIONS,
     check_request,
     empty_result,
     parse_result,
@@ -109,6 +110,7 @@ class SglangEngine:
             sleep_levels=self._sleep_levels,
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
+            sampling_options=SAMPLING_OPTIONS,
         )
 
     @cached_property

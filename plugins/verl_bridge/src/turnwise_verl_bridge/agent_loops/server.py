@@ -16,7 +16,6 @@ _OWN: Final = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop_to
 _WITHOUT_EFFECT: Final[Mapping[str, tuple[object, ...]]] = {
     "logprobs": (True, False, None, 0, 1),
     "n": (1,),
-    "repetition_penalty": (1, 1.0),
 }
 """Options of verl's servers that every request here has anyhow, with the values that say so."""
 _MEDIA: Final = ("image_data", "video_data", "audio_data", "mm_processor_output")
@@ -48,7 +47,7 @@ class EpisodeServer:
             options: of verl's client; images, videos and audio are refused.
 
         Raises:
-            ConfigError: an option is not known, or the engine does not know it.
+            ConfigError: the engine does not know an option.
             DataError, BudgetExhausted, DeadlineExceeded: as in `LoopRecords.sample`.
         """
         if given := [name for name in _MEDIA if options.get(name) is not None]:
@@ -71,6 +70,7 @@ def to_verl_params(sampling: SamplingParams) -> dict[str, Any]:
         "top_k": sampling.top_k,
         "repetition_penalty": 1.0,
         "logprobs": True,
+        **sampling.extra,
     }
 
 
@@ -80,25 +80,28 @@ def read_sampling(run: SamplingParams, params: Mapping[str, Any]) -> tuple[Sampl
 
     Args:
         run: of the run; a parameter that the loop does not give keeps its value, and stop ids are added to its own.
-        params: under verl's names.
-
-    Raises:
-        ConfigError: an option is not known.
+        params: under verl's names; others are options of the engine, which refuses unknown ones by name.
     """
     changes: dict[str, Any] = {}
+    extra: dict[str, Any] = dict(run.extra)
     stop: tuple[str, ...] = ()
     for given, value in params.items():
         name = _RENAMED.get(given, given)
         if name in _WITHOUT_EFFECT and value in _WITHOUT_EFFECT[name]:
             continue
+        if name == "repetition_penalty" and value == 1.0:  # no penalty, which every loop of verl asks for
+            extra.pop(name, None)
+            continue
         if name not in _OWN:
-            raise ConfigError(f"sampling_params has {given!r}: {value!r}, which a turn of turnwise does not have")
-        if name == "stop":
+            extra[given] = value
+        elif name == "stop":
             stop = (value,) if isinstance(value, str) else tuple(value or ())
         elif name == "stop_token_ids":
             changes[name] = tuple(dict.fromkeys((*run.stop_token_ids, *map(int, value or ()))))
         elif value is not None:
             changes[name] = value
+    if extra != run.extra:
+        changes["extra"] = extra
     if changes.get("temperature") == 0:
         changes |= {"top_p": 1.0, "top_k": -1}
     return (run.with_(**changes) if changes else run), stop

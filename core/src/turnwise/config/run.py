@@ -134,6 +134,7 @@ class RolloutConfig(GroupOptions):
     Attributes:
         prompt_length: most tokens of a prompt.
         response_length: most tokens of a response, observations included.
+        fixed_widths: pad batches to these two lengths, as verl does; false pads them to the longest row.
         global_step: training step that the episodes belong to.
         validation: run `data.validation_path`, with `validation_n` and `validation_sampling`.
         deadlines: time limits.
@@ -149,6 +150,7 @@ class RolloutConfig(GroupOptions):
 
     prompt_length: int = field(default=1024, validator=at_least_1)
     response_length: int = field(default=1024, validator=at_least_1)
+    fixed_widths: bool = False
     global_step: int = field(default=0, validator=at_least_0)
     validation: bool = False
     deadlines: Deadlines = field(factory=Deadlines)

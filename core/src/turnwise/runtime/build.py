@@ -253,6 +253,8 @@ class RunBuilder:
             agents=self.programs,
             prompt_policy=config.data.prompt_policy,
             pad_token_id=_pad_token_id(self.resources.chat),
+            prompt_length=config.rollout.prompt_length if config.rollout.fixed_widths else None,
+            response_length=config.rollout.response_length if config.rollout.fixed_widths else None,
             postprocessors=postprocessors,
             **_fields_of(GroupOptions, config.rollout),
         )

@@ -7,7 +7,8 @@ understood. `Task.extra` keeps every other column, and `reward_model` and `extra
 - `uid`, a text or an integer; derived from the content when the row has none.
 - `sample_index`, which each row of a file has or none, and no two share; or verl's ``extra_info.index``, which rows of
   joined data sets share; the row's number when neither is an integer from 0.
-- `ground_truth`, or verl's ``reward_model.ground_truth``.
+- `ground_truth`, or verl's ``reward_model.ground_truth``, SkyRL's ``reward_spec.ground_truth``, or `solution`, as data
+  sets for TRL call it.
 - `agent_name` and `data_source`.
 
 Nothing is ever unpickled: a Parquet column must be made of plain types. Dates, times and decimals become text.
@@ -98,7 +99,7 @@ def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str 
     """Make a task of a row, whose values numpy or pyarrow may have made; `DataError` starts with `where`."""
     values = _plain_row(row, where)
     messages = take_messages(values, where)
-    for name in ("reward_model", "extra_info"):
+    for name in ("reward_model", "reward_spec", "extra_info"):
         if values.get(name) is not None:
             values[name] = _object(values[name], f"{where}: {name}")
     index = _take_index(values, row_number, where)
@@ -106,6 +107,7 @@ def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str 
     for name in ("reward_model", "reward_spec"):  # of verl and of SkyRL
         if truth is None and isinstance(values.get(name), Mapping):
             truth = values[name].get("ground_truth")
+    truth = values.get("solution") if truth is None else truth
     return Task(
         messages=messages,
         uid=_own_uid(values.pop("uid", None), where) or _content_hash([messages, index]),

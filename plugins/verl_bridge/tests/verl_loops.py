@@ -47,7 +47,7 @@ class EchoLoop(AgentLoopBase):
 
 
 class OldLoop(AgentLoopBase):
-    """One turn, in the form of verl 0.5: the messages are the first argument."""
+    """One turn, in the form of verl 0.5: the messages are the first argument, and a server returns ids."""
 
     async def run(self, messages: list[dict[str, Any]], sampling_params: dict[str, Any]) -> AgentLoopOutput:
         prompt_ids = await self.loop.run_in_executor(
@@ -56,13 +56,14 @@ class OldLoop(AgentLoopBase):
                 messages, add_generation_prompt=True, tokenize=True, return_dict=False
             ),
         )
-        output = await self.server_manager.generate(
+        response_ids = await self.server_manager.generate(
             request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params
         )
+        assert response_ids == response_ids.token_ids  # as code between verl 0.5 and 0.6 reads them
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
-            response_ids=output.token_ids,
-            response_mask=[1] * len(output.token_ids),
+            response_ids=response_ids,
+            response_mask=[1] * len(response_ids),
             num_turns=2,
             metrics={},
         )

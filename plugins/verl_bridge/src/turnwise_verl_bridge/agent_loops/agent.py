@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
@@ -14,7 +15,7 @@ from turnwise.errors import ConfigError
 from turnwise.record.columns import Origin
 from turnwise_verl_bridge.agent_loops.classes import find_loop, make_loop, make_worker_arguments
 from turnwise_verl_bridge.agent_loops.records import LoopOutput, LoopRecords
-from turnwise_verl_bridge.agent_loops.server import EpisodeServer, to_verl_params
+from turnwise_verl_bridge.agent_loops.server import EpisodeServer, TokenList, to_verl_params
 from turnwise_verl_bridge.class_files import accepted
 from turnwise_verl_bridge.config import VerlAgentConfig
 
@@ -47,7 +48,10 @@ class VerlLoopAgent:
 
     async def step(self, episode: Episode) -> State:
         records = LoopRecords(episode)
-        loop = make_loop(self._loop, self._arguments, EpisodeServer(records, self._arguments.make_output))
+        # A loop of verl 0.5 takes the messages, and gets plain ids.
+        is_old = "messages" in inspect.signature(self._loop.found.run).parameters
+        server = EpisodeServer(records, TokenList if is_old else self._arguments.make_output)
+        loop = make_loop(self._loop, self._arguments, server)
         given = {**columns_of(episode), "sampling_params": to_verl_params(episode.sampling)}
         try:
             outputs = _as_list(await loop.run(**accepted(loop.run, given)))

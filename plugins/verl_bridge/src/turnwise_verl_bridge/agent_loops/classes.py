@@ -34,7 +34,7 @@ class LoopClass:
     """
 
     place: str
-    found: type
+    found: Any
     options: Mapping[str, Any]
 
 

@@ -62,6 +62,15 @@ class EpisodeServer:
         )
 
 
+class TokenList(list[int]):
+    """The ids that verl 0.5's servers return, with the attributes of the `TokenOutput` of later versions."""
+
+    def __init__(self, *, token_ids: list[int], **fields: Any) -> None:
+        super().__init__(token_ids)
+        self.token_ids = token_ids
+        vars(self).update({"num_preempted": None, "routed_experts": None, **fields})
+
+
 def to_verl_params(sampling: SamplingParams) -> dict[str, Any]:
     """Return the sampling parameters that verl's worker gives a loop."""
     return {

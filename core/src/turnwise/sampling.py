@@ -26,7 +26,7 @@ class SamplingParams:
         stop: strings that end a turn; needs an engine with the capability `stop_strings`.
         seed: of this request; None lets the episode derive one from the run's seed.
         extra: options of the engine by their names there, such as `min_p` and `repetition_penalty`; an engine refuses
-            those that are not among its `Capabilities.sampling_options`.
+            names that are not among its `Capabilities.sampling_options`.
     """
 
     temperature: float = field(default=1.0, validator=validators.ge(0))

@@ -239,5 +239,5 @@ class TestLoading:
         """An entry of verl beside one of ours has no reader; the line says where verl's file is named."""
         file = tmp_path / "tools.yaml"
         file.write_text("tools: [probe, {class_name: a.b.C}]")
-        with pytest.raises(ConfigError, match=r"tools\.1: an entry in verl's form; name verl's file in tools_file"):
+        with pytest.raises(ConfigError, match=r"tools\.1: an entry with class_name; write all such entries to a file"):
             read_tools_file(file)

@@ -134,7 +134,7 @@ class RolloutConfig(GroupOptions):
     Attributes:
         prompt_length: most tokens of a prompt.
         response_length: most tokens of a response, observations included.
-        fixed_widths: pad batches to these two lengths, as verl does; false pads them to the longest row.
+        fixed_widths: pad batches to these two lengths; false pads them to the longest row.
         global_step: training step that the episodes belong to.
         validation: run `data.validation_path`, with `validation_n` and `validation_sampling`.
         deadlines: time limits.
@@ -213,7 +213,7 @@ class RunConfig:
         judge: a second model, which rewards may ask; null for none.
         interaction: answers the model in place of a user.
         tools: tools that the model can call; `schema` replaces the schema of one.
-        tools_file: file with more tools, as in `tools`; or verl's, with classes of verl and of `modules`.
+        tools_file: file with more tools, as in `tools`, or all with `class_name`, from `modules`.
         modules: modules and packages, with everything in them, and files, whose code parts may name by its place.
         postprocessors: add fields to batches, in this order.
         middleware: acts before and after calls of parts; the first is outside of the others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -108,7 +109,7 @@ def _read_entries(file: Path) -> list[Mapping[str, Any]]:
         raise ConfigError(f"{file}: cannot be read: {describe(error)}") from error
     if not isinstance(entries, list) or not entries or not all(isinstance(each, dict) for each in entries):
         raise ConfigError(f"{file}: expected a list of sections with 'name' and '_target_', as verl reads it")
-    return [{str(name): value for name, value in entry.items()} for entry in entries]  # type: ignore[union-attr]
+    return [{str(name): value for name, value in entry.items()} for entry in entries]
 
 
 def _import(place: str, modules: Sequence[str]) -> Any:
@@ -174,7 +175,7 @@ class _ChatTemplate:
     """The method of verl 0.6 to 0.8 by which loops encode messages; verl 0.9 has none."""
 
     tokenizer: Any
-    loop: Any
+    loop: asyncio.AbstractEventLoop
     apply_chat_template_kwargs: Mapping[str, Any]
 
     async def apply_chat_template(
@@ -194,7 +195,9 @@ class _ChatTemplate:
             options = {"tokenize": True, "return_dict": False, **self.apply_chat_template_kwargs, **options}
             return list(self.tokenizer.apply_chat_template(list(messages), **options))
 
-        ids = await self.loop.run_in_executor(None, lambda: encode(messages, tools=tools, add_generation_prompt=True))
+        ids: list[int] = await self.loop.run_in_executor(
+            None, lambda: encode(messages, tools=tools, add_generation_prompt=True)
+        )
         if not remove_system_prompt:
             return ids
         user = {"role": "user", "content": ""}

@@ -70,6 +70,7 @@ class OpenAIEngine:
 
     @property
     def capabilities(self) -> Capabilities:
+        kind: Dialect = SglangDialect() if self._config.protocol == "sglang" else VllmDialect("")
         # No weight updates and no sleep: weights and memory belong to the servers.
         return Capabilities(
             seeds=True,
@@ -77,8 +78,7 @@ class OpenAIEngine:
             stop_strings=True,
             max_context=self._config.max_context,
             vocab_size=self._vocab_size,
-            # The kind of the servers, and with it their options, is known once the engine has started.
-            sampling_options=frozenset() if self._dialect is None else self._dialect.sampling_options,
+            sampling_options=kind.sampling_options,
         )
 
     async def start(self) -> None:

@@ -24,6 +24,7 @@ from turnwise.cli import make_parser
 from turnwise.config import run as config
 from turnwise.config import runtime as config_runtime
 from turnwise.config.parts import file_fields
+from turnwise.config.peer_keys import PEER_KEYS, TRL, VERL
 from turnwise.config.structuring import unstructure
 from turnwise.plugin.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
@@ -321,11 +322,35 @@ The exceptions in `turnwise.errors`. A plugin raises ordinary exceptions; those 
 - `InfrastructureError` says that a machine or a service failed: the owner is `infra`, and the loss leaves the episode
   out."""
 
+# Keys of other frameworks
+
+
+def peer_keys_page() -> Iterator[str]:
+    """Yield the lines of the page about the keys of verl and TRL."""
+    yield from ("# Keys of verl and TRL", "", *_PEER_INTRODUCTION.splitlines())
+    for peer in (VERL, TRL):
+        yield from ("", f"## {peer}", "", "| key | here | note |", "|---|---|---|")
+        for entry in PEER_KEYS:
+            if entry.peer == peer:
+                ours = f"`{entry.ours}`" if entry.ours else "-"
+                yield f"| `{entry.key}` | {ours} | {entry.note.replace('|', chr(92) + '|')} |"
+
+
+_PEER_INTRODUCTION: Final = """\
+An unknown key of a config that has one of these names is an error which names the key here. verl's names are keys of
+its config, TRL's are arguments of `GRPOConfig` and `GRPOTrainer`. Keys of `engine` are options of `vllm`, keys of
+`agent` are options of `tool_agent`, and keys of `train` are options of `turnwise train`.
+
+[Coming from verl](../how-to/coming-from-verl.md) and [coming from TRL](../how-to/coming-from-trl.md) show how code
+moves."""
+
+
 PAGES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "cli": cli_page,
     "config": config_page,
     "errors": errors_page,
     "metrics": metrics_page,
     "packages": packages_page,
+    "peer-keys": peer_keys_page,
 }
 """The lines of each page, by the page's name."""

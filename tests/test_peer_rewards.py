@@ -118,3 +118,15 @@ def test_a_reward_that_does_not_fit(
     """One line says what the function gets or must return."""
     assert code == run(reward)
     assert text in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_row_without_a_truth_is_an_error_of_its_row(folder: Path) -> None:
+    """A reward of verl that needs a truth never compares with None; one with a default for it runs."""
+    row = {name: value for name, value in ROW.items() if name not in ("reward_model", "solution")}
+    (folder / "data.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+
+    assert run("./own.py:compute_score") != 0
+
+    for result in read_results(folder / "out"):
+        assert result.fault is not None
+        assert "has no ground truth, which the reward needs; name its column in" in result.fault.message

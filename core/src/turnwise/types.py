@@ -14,8 +14,9 @@ import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import ArrayLike, NDArray
 
-from turnwise.errors import Owner
+from turnwise.errors import ConfigError, Owner
 from turnwise.layout import Layout
+from turnwise.sampling import SamplingParams as SamplingParams
 
 TokenArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -115,39 +116,6 @@ class Task:
     extra: Mapping[str, Any] = field(factory=dict)
 
 
-@frozen(kw_only=True)
-class SamplingParams:
-    """
-    Sampling parameters, under the usual names of inference engines.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: nucleus mass, in (0, 1].
-        top_k: number of most likely ids to keep; -1 keeps all.
-        max_tokens: most tokens of one turn; None leaves it to the episode's budget.
-        stop_token_ids: ids that end a turn besides the model's own end-of-turn ids; they stay in the output.
-        stop: strings that end a turn; needs an engine with the capability `stop_strings`.
-        seed: of this request; None lets the episode derive one from the run's seed.
-    """
-
-    temperature: float = field(default=1.0, validator=validators.ge(0))
-    top_p: float = field(default=1.0, validator=[validators.gt(0), validators.le(1)])
-    top_k: int = field(default=-1)
-    max_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-
-    @top_k.validator
-    def _check_top_k(self, _attribute: object, value: int) -> None:
-        if value != -1 and value < 1:
-            raise ValueError(f"'top_k' must be -1 (all) or at least 1: {value}")
-
-    def with_(self, **changes: Any) -> SamplingParams:
-        """Return a copy with some fields changed."""
-        return SamplingParams(**{name: getattr(self, name) for name in SamplingParams.__annotations__} | changes)
-
-
 @frozen(kw_only=True, eq=False)
 class GenerateRequest:
     """
@@ -217,6 +185,7 @@ class Capabilities:
         sleep_levels: levels that `Engine.sleep` accepts.
         max_context: most tokens of context and output together; None when unknown.
         vocab_size: every id is below it; None when unknown.
+        sampling_options: names that `SamplingParams.extra` may have.
     """
 
     logprobs: bool = True
@@ -229,6 +198,14 @@ class Capabilities:
     sleep_levels: frozenset[int] = frozenset()
     max_context: int | None = None
     vocab_size: int | None = None
+    sampling_options: frozenset[str] = frozenset()
+
+    def check_extra(self, sampling: SamplingParams) -> None:
+        """Raise `ConfigError` with the first option of `SamplingParams.extra` that the engine does not know."""
+        for name in sampling.extra:
+            if name not in self.sampling_options:
+                known = ", ".join(sorted(self.sampling_options)) or "none"
+                raise ConfigError(f"sampling.extra.{name}: the engine does not know this option; it knows {known}")
 
 
 @frozen(kw_only=True)

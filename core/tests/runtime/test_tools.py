@@ -227,3 +227,17 @@ class TestLoading:
         first, second = read_tools_file(file)
         assert ToolChoice("a.b:C", {"x": 1}, {"type": "function"}) == first
         assert ToolChoice("probe", {"size": 2}) == second
+
+    def test_a_file_of_verl_is_taken_as_it_is(self, tmp_path):
+        """Entries with `class_name` go to the tools `verl`, with the run's modules; files are no modules of verl."""
+        file = tmp_path / "tools.yaml"
+        file.write_text("tools: [{class_name: a.b.C, config: {type: native}, tool_schema: {type: function}}]")
+        expected = ToolChoice("verl", {"file": str(file), "modules": ["verl", "a.b"]})
+        assert read_tools_file(file, ("a.b", "./own.py")) == (expected,)
+
+    def test_a_mixed_file_has_one_line(self, tmp_path):
+        """An entry of verl beside one of ours has no reader; the line says where verl's file is named."""
+        file = tmp_path / "tools.yaml"
+        file.write_text("tools: [probe, {class_name: a.b.C}]")
+        with pytest.raises(ConfigError, match=r"tools\.1: an entry with class_name; write all such entries to a file"):
+            read_tools_file(file)

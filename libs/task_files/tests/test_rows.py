@@ -122,6 +122,22 @@ class TestRows:
         with pytest.raises(DataError, match="use tool_calls and the role tool"):
             read_tasks(write_jsonl(tmp_path / "t.jsonl", row))
 
+    @pytest.mark.parametrize(
+        ("columns", "truth"),
+        [
+            pytest.param({"solution": "4"}, "4", id="TRL"),
+            pytest.param({"solution": 4, "reward_model": {"ground_truth": "5"}}, "5", id="verl before TRL"),
+            pytest.param({"solution": "4", "ground_truth": "6"}, "6", id="ours before TRL"),
+            pytest.param({"reward_spec": json.dumps({"ground_truth": "7"})}, "7", id="SkyRL as text"),
+            pytest.param({"solution": "4", "reward_spec": {"ground_truth": "8"}}, "8", id="SkyRL before TRL"),
+        ],
+    )
+    def test_each_place_of_a_ground_truth_is_read(self, tmp_path, columns, truth):
+        """No row of a peer is silently without a truth, and the columns stay for rewards that read them."""
+        [task] = read_tasks(write_jsonl(tmp_path / "a.jsonl", {"prompt": "2+2?", **columns}))
+        assert truth == task.ground_truth
+        assert columns.keys() - {"ground_truth"} <= task.extra.keys()
+
     def test_reward_model_may_be_json_text(self, tmp_path):
         """`reward_model` and `extra_info` may be structs written as text."""
         row = VERL_ROW | {name: json.dumps(VERL_ROW[name]) for name in ("reward_model", "extra_info")}

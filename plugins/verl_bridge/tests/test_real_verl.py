@@ -21,11 +21,16 @@ import transfer_queue as tq
 from hydra import compose, initialize_config_dir
 from scripted_servers import EXAMPLE, ScriptedServers
 
+from turnwise.config.peer_keys import PEER_KEYS, VERL
 from turnwise_verl_bridge.manager import TurnwiseManager
 from turnwise_verl_bridge.runs import stop_all
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 
+EARLIER_KEYS = {
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",  # added with + on the command line
+    "actor_rollout_ref.rollout.multi_turn.interaction_config_path",  # of verl 0.5 to 0.8
+}
 QUESTIONS = (("Calculate 28 * 82.", "2296"), ("Calculate 7 + 5.", "12"), ("Calculate 90 - 4.", "86"))
 
 
@@ -64,6 +69,17 @@ def manager(config, chat):
     yield made
     made.wait()
     stop_all()
+
+
+@pytest.mark.parametrize("entry", [each for each in PEER_KEYS if each.peer == VERL], ids=lambda each: each.key)
+def test_the_keys_of_the_table_exist_in_verl(config, entry):
+    """Errors and pages name keys that verl has, or had in a release before."""
+    found = config
+    for name in entry.key.split("."):
+        if entry.key in EARLIER_KEYS:
+            return
+        assert name in found, entry.key
+        found = found[name]
 
 
 def rows(count=3):

@@ -149,6 +149,24 @@ def test_a_config_runs_the_file(tmp_path, monkeypatch):
         assert manager is not None
 
 
+@pytest.mark.parametrize("modules", ["[verl_like]", "[]"])
+def test_a_tools_file_may_be_verls(tmp_path, modules):
+    """`tools_file` names verl's file as `tool_config_path` does; its module must be listed in `modules`."""
+    (tmp_path / "tools.yaml").write_text(GSM8K, encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(
+        "model: {path: package:turnwise_calculator_demo}\ndata: {path: tasks.jsonl}\nengine: transformers\n"
+        f"agent: tool_agent\nparser: hermes\ntools_file: tools.yaml\nmodules: {modules}\n",
+        encoding="utf-8",
+    )
+    config = load_config(str(tmp_path / "run.yaml"))
+    if modules == "[]":
+        with pytest.raises(ConfigError, match="module 'verl_like' is not allowed; list it in 'modules'"):
+            RolloutManager.from_config(config)
+    else:
+        with RolloutManager.from_config(config) as manager:
+            assert manager is not None
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

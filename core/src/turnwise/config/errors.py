@@ -22,6 +22,7 @@ from cattrs.errors import (
 
 from turnwise.config.hints import hint_for
 from turnwise.config.parts import Choice
+from turnwise.config.peer_keys import find_peer_key
 from turnwise.errors import ConfigError
 
 _WORDS: Mapping[object, str] = {
@@ -66,7 +67,9 @@ def misfit_lines(error: BaseException, path: str, kind: object) -> Iterator[str]
             yield from misfit_lines(each, _joined(path, key), inner or error.cl)
     elif isinstance(error, ForbiddenExtraKeysError):
         for key in sorted(map(str, error.extra_fields)):
-            yield f"{_joined(path, key)}: unknown key{hint_for(key, path, error.cl)}"
+            place = _joined(path, key)
+            entry = find_peer_key(place)
+            yield f"{place}: unknown key{f'; {entry.hint}' if entry else hint_for(key, path, error.cl)}"
     elif isinstance(error, MisfitAtKeyError):
         yield f"{_joined(path, error.key)}: {error}"
     elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):
@@ -130,7 +133,7 @@ def _line(text: str, path: str, kind: object) -> str:
     """Move the quoted name at the start of a validator's text into the path."""
     named = re.match(r"'(\w+)([\w.]*)' (.*)", text, re.DOTALL)
     if named is not None and named[1] == path.rpartition(".")[2]:
-        return f"{path}: {named[3]}"
+        return f"{path}{named[2]}: {named[3]}"
     classes = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and attrs.has(each)]
     if named is not None and any(named[1] in attrs.fields_dict(each) for each in classes):
         return f"{_joined(path, named[1] + named[2])}: {named[3]}"

@@ -21,6 +21,7 @@ from attrs import evolve
 
 from turnwise.config.errors import located, shown
 from turnwise.config.parts import FILE_END, PACKAGE, ModelConfig
+from turnwise.config.peer_keys import explain_sections
 from turnwise.config.run import RunConfig, map_choices
 from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError
@@ -73,7 +74,10 @@ def read_config(source: str | Path | JsonObject, overrides: Iterable[str] = ()) 
 
 def structure_config(data: object, base_dir: Path) -> RunConfig:
     """Make a run's config from plain values; `ConfigError` with one line for each misfit."""
-    return evolve(structure(data, RunConfig), base_dir=base_dir)
+    try:
+        return evolve(structure(data, RunConfig), base_dir=base_dir)
+    except ConfigError as error:
+        raise ConfigError("\n".join(explain_sections(str(error).splitlines(), data))) from error
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

@@ -136,6 +136,7 @@ class RolloutConfig(GroupOptions):
     Attributes:
         prompt_length: most tokens of a prompt.
         response_length: most tokens of a response, observations included.
+        fixed_widths: pad batches to these two lengths; false pads them to the longest row.
         global_step: training step that the episodes belong to.
         validation: run `data.validation_path`, with `validation_n` and `validation_sampling`.
         deadlines: time limits.
@@ -153,6 +154,7 @@ class RolloutConfig(GroupOptions):
 
     prompt_length: int = field(default=1024, validator=at_least_1)
     response_length: int = field(default=1024, validator=at_least_1)
+    fixed_widths: bool = False
     global_step: int = field(default=0, validator=at_least_0)
     validation: bool = False
     deadlines: Deadlines = field(factory=Deadlines)
@@ -217,7 +219,7 @@ class RunConfig:
         judge: a second model, which rewards may ask; null for none.
         interaction: answers the model in place of a user.
         tools: tools that the model can call; `schema` replaces the schema of one.
-        tools_file: file with more tools.
+        tools_file: file with more tools, as in `tools`, or all with `class_name`, from `modules`.
         modules: modules and packages, with everything in them, and files, whose code parts may name by its place.
         postprocessors: add fields to batches, in this order.
         middleware: acts before and after calls of parts; the first is outside of the others.

@@ -175,6 +175,8 @@ def _structure_choice(value: object, _kind: object) -> Choice:
 
 def _structure_tool(value: object, _kind: object) -> ToolChoice:
     schema = value.get("schema") if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping) and "class_name" in value and "name" not in value:
+        raise ValueError("an entry with class_name; write all such entries to a file, and name it in tools_file")
     if schema is not None and not isinstance(schema, Mapping):
         raise MisfitAtKeyError("schema", f"expected a section of keys, got {shown(schema)}")
     if isinstance(value, Mapping):

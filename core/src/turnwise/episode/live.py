@@ -348,7 +348,7 @@ class LiveEpisode:
         # A given seed is kept, although it makes the rollouts of a group equal.
         given = turn.sampling.seed
         seed = derive_seed(self.spec, position, seed_name, again) if given is None else (given + again) % 2**31
-        sampling = turn.bound(room, seed)
+        sampling = turn.bound(room, seed, self.capabilities)
         self._num_requests += 1
         return GenerateRequest(
             request_id=f"{self.key}-{self._num_requests}",

@@ -50,8 +50,15 @@ class TurnOptions:
             room = Room(self.max_tokens, AGENT_TURN, self.max_tokens)
         return room
 
-    def bound(self, room: Room, seed: int) -> SamplingParams:
-        """Return the sampling parameters of a turn that has a room; `BudgetExhausted` if no token fits."""
+    def bound(self, room: Room, seed: int, engine: Capabilities) -> SamplingParams:
+        """
+        Return the sampling parameters of a turn that has a room.
+
+        Raises:
+            BudgetExhausted: no token fits.
+            ConfigError: the engine does not know an option.
+        """
+        engine.check_extra(self.sampling)
         if room.num_tokens < 1:
             text = "no token was left for a turn of the model"
             raise BudgetExhausted(text, limit=room.limit, value=room.value)

@@ -63,6 +63,8 @@ class Resources:
         tools: by the name in their schema.
         interaction: the user simulator, when one is configured.
         judge: a second model that rewards may ask, when one is configured.
+        prompt_length: most tokens of a prompt; None for parts that are built outside of episodes.
+        response_length: most tokens of a response, observations included; None as before.
         find_code: returns the user's own code at a place that an option names, `package.module:Name` or
             `./file.py:Name`; it raises `ConfigError` for a file that `modules` does not list, and for code that cannot
             be imported.
@@ -76,6 +78,8 @@ class Resources:
     tools: Mapping[str, Tool] = field(factory=dict)
     interaction: Interaction | None = None
     judge: Judge | None = None
+    prompt_length: int | None = None
+    response_length: int | None = None
     find_code: Callable[[str], object] = _import_place
 
     @property

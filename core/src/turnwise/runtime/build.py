@@ -108,10 +108,16 @@ class RunBuilder:
     @cached_property
     def resources(self) -> Resources:
         """Resources of the plugins: model, chat, judge, parser, tools and simulated user."""
-        config = self.config
+        config, rollout = self.config, self.config.rollout
         chat = self._load_chat(self.model)
         resources = Resources(
-            model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge, find_code=self.code.find_any
+            model=self.model,
+            seed=rollout.seed,
+            chat=chat,
+            judge=self.judge,
+            prompt_length=rollout.prompt_length,
+            response_length=rollout.response_length,
+            find_code=self.code.find_any,
         )
         # Each part is built with the parts before it: a parser may use the tools' schemas, and a simulated user both.
         tools = {name: self._wrapped("tools", tool, chat) for name, tool in self._build_tools(resources).items()}
@@ -260,6 +266,8 @@ class RunBuilder:
             prompt_policy=config.data.prompt_policy,
             max_prompt_tokens=config.rollout.prompt_length,
             pad_token_id=_pad_token_id(self.resources.chat),
+            prompt_length=config.rollout.prompt_length if config.rollout.fixed_widths else None,
+            response_length=config.rollout.response_length if config.rollout.fixed_widths else None,
             postprocessors=postprocessors,
             **_fields_of(GroupOptions, config.rollout),
         )
@@ -283,7 +291,7 @@ class RunBuilder:
             path: Path = config.locate(config.tools_file)
             # Relative paths in a tools file start from the file, and not from the config that names it.
             code = evolve(self.code, base_dir=path.parent)
-            more = build_tools(read_tools_file(path), self.host, resources, code)
+            more = build_tools(read_tools_file(path, config.modules), self.host, resources, code)
             if both := tools.keys() & more.keys():
                 raise ConfigError(f"{path}: tools and tools_file both have a tool {min(both)!r}")
             tools |= more

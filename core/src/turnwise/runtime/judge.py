@@ -36,6 +36,8 @@ class JudgeClient:
             raise EngineError("judge: this process has no replicas of it; only workers and reward workers ask it")
         key = uuid4().hex
         sampling = sampling or self.sampling
+        if sampling.extra:
+            self.engine.capabilities.check_extra(sampling)
         if sampling.seed is None:
             sampling = sampling.with_(seed=self._derive_seed(token_ids))
         request = GenerateRequest(request_id=key, trajectory_id=key, token_ids=token_ids, sampling=sampling)

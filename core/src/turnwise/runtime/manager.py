@@ -105,7 +105,12 @@ class RolloutManager(EngineControl):
         return cls(*launch(config, host, parts))
 
     def start(self) -> None:
-        """Start the runtime and its engines; a second call waits until they have started, and does nothing."""
+        """
+        Start the runtime and its engines; a second call waits until they have started, and does nothing.
+
+        Raises:
+            ConfigError: the engine does not know an option of `rollout.sampling.extra`.
+        """
         with self._starting:
             if self._thread is not None:
                 return
@@ -117,6 +122,9 @@ class RolloutManager(EngineControl):
                 self._thread.submit(self._reports.run())
                 with self.waiting_for("the start of the runtime"):
                     self._thread.call(self.runtime.start())
+                for sampling in (self.plan.sampling, self.plan.validation_sampling):
+                    if sampling.extra:
+                        self.runtime.capabilities.check_extra(sampling)
             except BaseException:
                 self.stop()  # an engine may have started before another one failed, and holds its devices
                 raise

@@ -6,14 +6,14 @@ An entry names a registered tool or set of tools, or a function, a class or an o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from attrs import frozen
 
 from turnwise.config.file import read_mapping
 from turnwise.config.own_code import OwnCode
-from turnwise.config.parts import Choice, ToolChoice
+from turnwise.config.parts import FILE_END, Choice, ToolChoice
 from turnwise.config.resolve import build_part
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError, PluginError
@@ -31,14 +31,30 @@ class ToolsFile:
     tools: tuple[ToolChoice, ...]
 
 
-def read_tools_file(path: Path) -> tuple[ToolChoice, ...]:
-    """Read a YAML or TOML file with the one key `tools`; `ConfigError` has one line for each problem."""
+def read_tools_file(path: Path, modules: Iterable[str] = ()) -> tuple[ToolChoice, ...]:
+    """
+    Read a YAML or TOML file with the one key `tools`: entries as in a run's config, or all of them in verl's form.
+
+    Entries of verl have a `class_name`; the tools `verl` build them, from classes of verl and of the given modules.
+
+    Raises:
+        ConfigError: one line for each problem.
+    """
+    data = read_mapping(path)
+    if data.keys() == {"tools"} and _is_verl_form(data["tools"]):
+        allowed = ["verl", *(name for name in modules if not name.endswith(FILE_END))]
+        return (ToolChoice("verl", {"file": str(path), "modules": allowed}),)
     try:
-        file: ToolsFile = structure(read_mapping(path), ToolsFile)
+        file: ToolsFile = structure(data, ToolsFile)
     except ConfigError as error:
         lines = [line.removeprefix(f"{path}: ") for line in str(error).splitlines()]
         raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from error
     return file.tools
+
+
+def _is_verl_form(entries: object) -> bool:
+    listed = entries if isinstance(entries, list) else []
+    return bool(listed) and all(isinstance(each, Mapping) and "class_name" in each for each in listed)
 
 
 def build_tools(entries: Iterable[Choice], host: Host, resources: Resources, code: OwnCode) -> dict[str, Tool]:

@@ -102,7 +102,7 @@ def _make_task(row: Mapping[str, object], row_number: int, where: str, holes: li
     """Return the task of a row; `holes` gets the columns without a number, None refuses them."""
     values = _plain_row(row, where, holes)
     messages = take_messages(values, where)
-    for name in ("reward_model", "extra_info"):
+    for name in ("reward_model", "reward_spec", "extra_info"):
         if values.get(name) is not None:
             values[name] = as_object(values[name], f"{where}: {name}")
     if values.get("extra_info"):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from turnwise import Agent, Engine, Episode, GenerateRequest, Registry, Resources, Reward, TrajectoryScore, hookimpl
-from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, Failure, RandomPolicy, ScriptedEngine
 
 _END_TOKEN_ID = 258
 """Of `turnwise_testing.tokenizers.byte_tokenizer`."""
@@ -28,6 +28,7 @@ class EngineOptions:
         token_latency_s: seconds for each token.
         num_failures: number of first requests that fail.
         breaks: every request fails.
+        sampling_options: names that the engine takes in `rollout.sampling.extra`, and ignores.
         hold: path of a file; turns about questions 3 and 4 stop after two tokens until it exists. Empty for none.
     """
 
@@ -36,6 +37,7 @@ class EngineOptions:
     token_latency_s: float = 0.0
     num_failures: int = 0
     breaks: bool = False
+    sampling_options: tuple[str, ...] = ()
     hold: str = ""
 
 
@@ -54,6 +56,7 @@ def make_engine(options: EngineOptions, _resources: Resources) -> ScriptedEngine
         token_latency_s=latency if options.hold else options.token_latency_s,
         failures=dict.fromkeys(range(options.num_failures), Failure.ERROR),
         record=False,
+        capabilities=evolve(SCRIPTED_CAPABILITIES, sampling_options=frozenset(options.sampling_options)),
     )
     if options.breaks:
         engine._state = "broken"  # noqa: SLF001 - the engine of this package has no other way to be broken from start

@@ -150,6 +150,8 @@ def _check(setup: TrainSetup, path: str) -> None:
         "rollout.sampling.temperature: must be above 0 to train": sampling.temperature == 0,
         "rollout.sampling: top_p must be 1 and top_k -1 to train: the trainer computes log-probabilities of the full"
         " distribution": sampling.top_p != 1 or sampling.top_k != -1,
+        "rollout.sampling.extra: must be empty to train: the trainer computes log-probabilities of the model's own"
+        " distribution, and options of the engine change it": bool(sampling.extra),
         f"train.tasks_per_step: {train.tasks_per_step} is more than the {len(setup.tasks)} tasks": (
             train.tasks_per_step > len(setup.tasks)
         ),

@@ -24,6 +24,10 @@ class Dialect(Protocol):
     def path(self) -> str:
         """The path of generation requests."""
 
+    @property
+    def sampling_options(self) -> frozenset[str]:
+        """Names that `SamplingParams.extra` may have; the servers ignore unknown ones in silence."""
+
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
         """Return the JSON body of a request."""
 
@@ -45,6 +49,9 @@ class VllmDialect:
 
     model: str
     path: str = "/v1/completions"
+    sampling_options: frozenset[str] = frozenset(
+        {"frequency_penalty", "min_p", "min_tokens", "presence_penalty", "repetition_penalty"}
+    )
 
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
         sampling = request.sampling
@@ -67,6 +74,7 @@ class VllmDialect:
             "stream": True,
             "stream_options": {"include_usage": True},
             "request_id": wire_id,
+            **sampling.extra,
         }
 
     async def read(self, lines: AsyncIterator[bytes], output: Output) -> None:
@@ -103,6 +111,9 @@ class SglangDialect:
     """`/generate` of SGLang 0.5."""
 
     path: str = "/generate"
+    sampling_options: frozenset[str] = frozenset(
+        {"frequency_penalty", "min_new_tokens", "presence_penalty", "repetition_penalty"}
+    )
 
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
         sampling = request.sampling
@@ -119,6 +130,7 @@ class SglangDialect:
             options["max_new_tokens"] = max_tokens
         if sampling.seed is not None:
             options["sampling_seed"] = sampling.seed
+        options |= sampling.extra
         return {
             "rid": wire_id,
             "input_ids": request.token_ids.tolist(),

@@ -70,6 +70,7 @@ class OpenAIEngine:
 
     @property
     def capabilities(self) -> Capabilities:
+        kind: Dialect = SglangDialect() if self._config.protocol == "sglang" else VllmDialect("")
         # No weight updates and no sleep: weights and memory belong to the servers.
         return Capabilities(
             seeds=True,
@@ -77,6 +78,7 @@ class OpenAIEngine:
             stop_strings=True,
             max_context=self._config.max_context,
             vocab_size=self._vocab_size,
+            sampling_options=kind.sampling_options,
         )
 
     async def start(self) -> None:

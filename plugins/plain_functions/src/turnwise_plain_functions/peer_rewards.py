@@ -17,10 +17,12 @@ from numbers import Real
 from typing import Any, Final
 
 from turnwise import Chat, Episode, Message
+from turnwise.errors import DataError
 from turnwise_plain_functions.parts import is_async
 
 Function = Callable[..., Any]
 
+_NO_DEFAULT: Final = inspect.Parameter.empty
 _VERL: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -64,6 +66,11 @@ def _of_episode(
 
 def _verl_arguments(episode: Episode, chat: Chat | None, func: Function) -> Mapping[str, Any]:
     task = episode.task
+    if task.ground_truth is None and inspect.signature(func).parameters["ground_truth"].default is _NO_DEFAULT:
+        raise DataError(
+            f"task {task.uid!r} (row {task.sample_index}) has no ground truth, which the reward needs; name its column"
+            " in data.columns.ground_truth"
+        )
     values = (task.data_source, _response_text(episode, chat), task.ground_truth, task.extra.get("extra_info") or {})
     return _accepted(func, dict(zip(_VERL, values, strict=True)))
 

@@ -33,7 +33,7 @@ from turnwise_engine_support.model_directory import (
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
 from turnwise_engine_support.weight_checks import ExpectedWeights
-from turnwise_sglang_engine import arguments
+from turnwise_sglang_engine import arguments, requests
 from turnwise_sglang_engine.config import SglangConfig
 from turnwise_sglang_engine.frames import Frame
 from turnwise_sglang_engine.nodes import Nodes, find_nodes
@@ -109,6 +109,7 @@ class SglangEngine:
             sleep_levels=self._sleep_levels,
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
+            sampling_options=requests.SAMPLING_OPTIONS,
         )
 
     @cached_property
@@ -141,8 +142,7 @@ class SglangEngine:
     async def start(self) -> None:
         if self._server is not None or self._stopping:
             raise EngineError(f"the sglang engine {'was stopped' if self._stopping else 'has been started already'}")
-        # Reports a wrong directory before anything is started.
-        arguments.server_arguments(self._config, self._spec)
+        arguments.server_arguments(self._config, self._spec)  # reports a wrong directory before anything is started
         if self.command is COMMAND:
             arguments.check_installed()
         self._server = server = ServerProcess(self._received, self._lost, self.command)

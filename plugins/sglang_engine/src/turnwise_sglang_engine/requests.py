@@ -12,6 +12,9 @@ from turnwise_engine_support.requests import check_context, is_greedy, num_new_t
 from turnwise_engine_support.results import clip_logprobs, weight_versions
 from turnwise_sglang_engine.frames import Frame
 
+SAMPLING_OPTIONS = frozenset({"frequency_penalty", "min_new_tokens", "presence_penalty", "repetition_penalty"})
+"""Sampling parameters of SGLang that a request may add. Not `min_p`: SGLang's log-probabilities do not include it."""
+
 GREEDY, PLAIN, FILTERED = "greedy", "plain", "filtered"
 """How a token is sampled: the best id, one of all ids, or one of the ids that top-k and top-p leave."""
 
@@ -65,7 +68,7 @@ def sampling_options(sampling: SamplingParams, max_tokens: int, vocab_size: int,
         options["stop"] = list(sampling.stop)
     if seeds and sampling.seed is not None:
         options["sampling_seed"] = sampling.seed
-    return options
+    return {**options, **sampling.extra}
 
 
 def parse_result(request: GenerateRequest, frame: Frame, *, version: int) -> GenerateResult:

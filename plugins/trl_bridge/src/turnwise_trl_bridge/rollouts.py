@@ -71,13 +71,19 @@ class Rollouts:
         The trainer forms the groups, so the manager runs one episode per task whatever `rollout.n` is.
 
         Raises:
-            ConfigError: top-k or top-p is set, so TRL's log-probabilities would differ from the sampled ones.
+            ConfigError: top-k, top-p or an option of the engine is set, so TRL's log-probabilities would differ from
+                the sampled ones.
         """
         sampling = config.rollout.sampling
         if sampling.top_p != 1.0 or sampling.top_k != -1:
             raise ConfigError(
                 f"rollout.sampling has top_p={sampling.top_p:g} and top_k={sampling.top_k}: set top_p=1.0 and top_k=-1,"
                 " because TRL computes log-probabilities over the full vocabulary"
+            )
+        if sampling.extra:
+            raise ConfigError(
+                f"rollout.sampling.extra has {min(sampling.extra)}: remove it, because TRL computes log-probabilities"
+                " of the model's own distribution"
             )
         one_each = attrs.evolve(config, rollout=attrs.evolve(config.rollout, n=1, validation_n=1))
         return cls(RolloutManager.from_config(one_each), {task.uid: task for task in tasks})

@@ -2,14 +2,15 @@
 turnwise-verl-bridge: runs turnwise agents inside verl.
 
 verl finds the agent loop `turnwise` by the entry point `verl.plugins`. `turnwise_verl_bridge.manager.TurnwiseManager`
-is an `agent_loop_manager_class`. The engine `verl`, registered here, is a facade over verl's servers. The tools `verl`
-and the interaction `verl` are verl's own, from its YAML files; they need no verl around the run.
+is an `agent_loop_manager_class`. The engine `verl`, registered here, is a facade over verl's servers. The agent `verl`
+runs a loop that was written for verl. The tools `verl` and the interaction `verl` are verl's own, from its YAML files.
+These three need no verl around the run.
 """
 
 from __future__ import annotations
 
-from turnwise import Engine, Interaction, Registry, Resources, Tool, hookimpl
-from turnwise_verl_bridge.config import VerlEngineConfig, VerlInteractionConfig, VerlToolsConfig
+from turnwise import Agent, Engine, Interaction, Registry, Resources, Tool, hookimpl
+from turnwise_verl_bridge.config import VerlAgentConfig, VerlEngineConfig, VerlInteractionConfig, VerlToolsConfig
 
 
 def make_verl(config: VerlEngineConfig, resources: Resources) -> Engine:
@@ -17,6 +18,13 @@ def make_verl(config: VerlEngineConfig, resources: Resources) -> Engine:
     from turnwise_verl_bridge.engine import VerlEngine, current_client
 
     return VerlEngine(config, current_client())
+
+
+def make_agent(config: VerlAgentConfig, resources: Resources) -> Agent:
+    """Build the agent; `ConfigError` where verl is not installed, or its loop is not usable."""
+    from turnwise_verl_bridge.agent_loops.agent import VerlLoopAgent
+
+    return VerlLoopAgent(config, resources)
 
 
 def make_tools(config: VerlToolsConfig, _resources: Resources) -> tuple[Tool, ...]:
@@ -37,6 +45,12 @@ def make_interaction(config: VerlInteractionConfig, _resources: Resources) -> In
 def register_engines(registry: Registry[Engine]) -> None:
     """Add `verl`."""
     registry.add("verl", make_verl, config=VerlEngineConfig, reads_weights=False)
+
+
+@hookimpl
+def register_agents(registry: Registry[Agent]) -> None:
+    """Add `verl`."""
+    registry.add("verl", make_agent, config=VerlAgentConfig)
 
 
 @hookimpl

@@ -1,9 +1,10 @@
-"""Options of the engine, the tools and the interaction that are named `verl`."""
+"""Options of the engine, the agent, the tools and the interaction that are named `verl`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
@@ -18,6 +19,28 @@ class VerlEngineConfig:
     """
 
     max_context: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+
+
+@frozen(kw_only=True)
+class VerlAgentConfig:
+    """
+    An agent loop that was written for verl.
+
+    Attributes:
+        loop: class of the loop, as `package.module.Name`; beside `file` the name of a class in a Python file, or of an
+            entry in verl's YAML file.
+        file: a Python file, or the YAML file of verl's `agent_loop_config_path`; null imports `loop` as a module.
+        modules: modules, with everything in them, that a class may come from.
+        config: values of verl's config that the loop reads, by their dotted names, such as
+            `actor_rollout_ref.rollout.multi_turn.max_assistant_turns: 5`. The others are verl's defaults.
+        options: keyword arguments of the class.
+    """
+
+    loop: str = ""
+    file: Path | None = None
+    modules: tuple[str, ...] = ("verl",)
+    config: Mapping[str, Any] = field(factory=dict)
+    options: Mapping[str, Any] = field(factory=dict)
 
 
 @frozen(kw_only=True)

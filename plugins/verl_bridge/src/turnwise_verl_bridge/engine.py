@@ -14,6 +14,8 @@ from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from turnwise_verl_bridge.config import VerlEngineConfig
 
+SAMPLING_OPTIONS = frozenset({"frequency_penalty", "presence_penalty", "repetition_penalty"})
+"""Options that verl's servers take under one name, whether vLLM or SGLang runs behind them."""
 _CLIENT: ContextVar[Any] = ContextVar("turnwise_verl_client")
 
 
@@ -51,8 +53,8 @@ class VerlEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Log-probabilities only; verl controls weights, sleep and aborts."""
-        return Capabilities(max_context=self._config.max_context)
+        """Log-probabilities and options of sampling only; verl controls weights, sleep and aborts."""
+        return Capabilities(max_context=self._config.max_context, sampling_options=SAMPLING_OPTIONS)
 
     async def start(self) -> None:
         """Do nothing: verl has started its servers."""
@@ -119,7 +121,7 @@ def to_verl_sampling(sampling: SamplingParams) -> dict[str, Any]:
         params["max_tokens"] = sampling.max_tokens
     if sampling.stop_token_ids:
         params["stop_token_ids"] = list(sampling.stop_token_ids)
-    return params
+    return {**params, **sampling.extra}
 
 
 def parse_output(output: Any, sampling: SamplingParams) -> GenerateResult:

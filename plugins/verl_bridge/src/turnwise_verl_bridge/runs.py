@@ -86,6 +86,7 @@ def load_run_config(verl_config: Any, sampling: Sampling) -> Any:
         "rollout.validation_n=1",
         f"rollout.prompt_length={rollout.prompt_length}",
         f"rollout.response_length={rollout.response_length}",
+        "rollout.fixed_widths=false",  # the bridge pads for verl's V0, and verl pads the other rows
         f"rollout.sampling.temperature={sampling.temperature}",
         f"rollout.sampling.top_p={sampling.top_p}",
         f"rollout.sampling.top_k={sampling.top_k}",

@@ -31,7 +31,13 @@ from turnwise_vllm_engine import copies
 from turnwise_vllm_engine.config import VllmConfig
 from turnwise_vllm_engine.host_memory import resident_bytes
 from turnwise_vllm_engine.launch import Launcher, RunningVllm, has_tokenizer, installed_build, launch
-from turnwise_vllm_engine.requests import as_prompt, check_request, parse_result, sampling_options
+from turnwise_vllm_engine.requests import (
+    SAMPLING_OPTIONS,
+    as_prompt,
+    check_request,
+    parse_result,
+    sampling_options,
+)
 from turnwise_vllm_engine.weights import StagedWeights, stage
 
 _STOP_S = 10.0
@@ -83,6 +89,7 @@ class VllmEngine:
             sleep_levels=frozenset({1, 2}) if self._config.sleep_mode else frozenset(),
             max_context=self._max_context,
             vocab_size=model_vocab_size(self._spec.path),
+            sampling_options=SAMPLING_OPTIONS,
         )
 
     @cached_property

@@ -12,6 +12,9 @@ from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateRe
 from turnwise_engine_support.requests import check_context, is_greedy, num_new_tokens
 from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_versions
 
+SAMPLING_OPTIONS = frozenset({"frequency_penalty", "min_p", "min_tokens", "presence_penalty", "repetition_penalty"})
+"""Options of vLLM's `SamplingParams` that a request may add; vLLM reports log-probabilities after all of them."""
+
 
 def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:
     """
@@ -46,6 +49,7 @@ def sampling_options(sampling: SamplingParams, max_tokens: int) -> dict[str, Any
         "detokenize": bool(sampling.stop),
         # A stop string may contain the text of a special token.
         "skip_special_tokens": False,
+        **sampling.extra,
     }
 
 

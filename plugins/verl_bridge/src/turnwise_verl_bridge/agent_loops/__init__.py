@@ -1,0 +1,1 @@
+"""The agent `verl`: runs agent loops that users wrote for verl."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from attrs import define, field, frozen
 
 from turnwise import Chat, FinishReason, GenerateResult, Message, ToolCall, ToolParser
-from turnwise.messages import UNNAMED_CALL, candidate_ids, format_arguments, ids_of_calls, sampled_id
+from turnwise.messages import UNNAMED_CALL, format_arguments
+from turnwise.naming import candidate_ids, ids_of_calls, sampled_id
 from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
 from turnwise_gateway.session.drafts import GrowingText, Settle, TurnDraft, find_settling_parser

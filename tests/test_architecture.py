@@ -46,6 +46,7 @@ PUBLIC = (
     "files",
     "layout",
     "messages",
+    "naming",
     "options",
     "plugin",
     "protocols",

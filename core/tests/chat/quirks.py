@@ -85,7 +85,7 @@ def render(chat, messages, tools):
 
 
 def count_shown(chats, quirk, tools):
-    """Check a quirk with chat templates by name; return the number of those that show it."""
+    """Check a quirk with chat templates by name; return the number of templates that show it."""
     messages, num_shown = QUIRKS[quirk], 0
     texts = json.dumps([[each.get("content"), each.get("tool_calls")] for each in messages])
     wanted = {word for word in words_of(texts) if word.isupper()} | ({"Add"} if tools else set())

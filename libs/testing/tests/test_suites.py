@@ -260,7 +260,7 @@ def cut_sensitive(_parser, ids, content, calls):
 
 
 def loses_escapes(_parser, _ids, content, calls):
-    """Reads an escaped line break as two characters, as a parser with a pattern of its own may do."""
+    """Reads an escaped line break as two characters, as a parser with its own pattern may do."""
     plain = (
         {key: value.replace("\n", "n") if isinstance(value, str) else value for key, value in call.arguments.items()}
         for call in calls

@@ -54,7 +54,7 @@ class ReadTurn:
 @define(eq=False)
 class CallIds:
     """
-    Ids of tool calls, the same in every run: those that the model sampled, or new ones that are unique in a session.
+    Ids of tool calls, the same in every run: as the model sampled them, or new and unique in a session.
 
     A client finds the result of a call by its id. So an id that the model writes twice in a conversation is replaced
     for the client, and `sampled` brings it back for the prompt.

@@ -99,7 +99,7 @@ def _load_qwen(file: str, pattern: str) -> Any:
 def _load_sentencepiece(file: str) -> Any:
     # By its protobuf, for the package `sentencepiece` is not needed: merges follow from the order of the pieces.
     from transformers import AddedToken, LlamaTokenizer
-    from transformers.tokenization_utils_base import generate_merges  # type: ignore[attr-defined]
+    from transformers.tokenization_utils_base import generate_merges
     from transformers.utils import sentencepiece_model_pb2_new as protobuf
 
     model: Any = protobuf.ModelProto()  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def _load_sentencepiece(file: str) -> Any:
 
 
 def _load_tekken(file: str) -> Any:
-    from transformers.integrations.mistral import convert_tekken_tokenizer
+    from transformers.integrations.mistral import convert_tekken_tokenizer  # type: ignore[attr-defined]
 
     convert: Any = convert_tekken_tokenizer
     return convert(str(_folder("mistral_common") / "data" / file)).backend_tokenizer

@@ -128,7 +128,7 @@ class EnvironmentAgent:
         content, calls = await self._parse_turn(episode, result.token_ids)
         ids = name_calls(calls, memory["turns"], self._chat, episode.messages)
         reasoning = self._resources.reasoning
-        episode.messages.append(build_turn_message(content, calls, ids, reasoning and reasoning.split))
+        episode.messages.append(build_turn_message(content, calls, ids, None if reasoning is None else reasoning.split))
         if result.finish_reason is FinishReason.LENGTH and episode.remaining_tokens == 0:
             raise BudgetExhausted("the budget ended within the model's turn, which is no action")
         notes = [_note_call(call, call_id) for call, call_id in zip(calls, ids, strict=True)]

@@ -28,7 +28,7 @@ class SingleTurn:
             raise ConfigError("agent 'single_turn' writes prompts: the run needs a model with a chat template")
         self._config = config
         self._chat = chat
-        self._split = reasoning_parser and reasoning_parser.split
+        self._split = None if reasoning_parser is None else reasoning_parser.split
 
     async def step(self, episode: Episode) -> State:
         if episode.state == State.PENDING:

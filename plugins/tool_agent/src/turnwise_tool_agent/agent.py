@@ -49,7 +49,7 @@ class ToolAgent:
         self._config = config
         self._chat = resources.chat
         self._parser = resources.parser
-        self._split = resources.reasoning and resources.reasoning.split
+        self._split = None if resources.reasoning is None else resources.reasoning.split
         self._schemas = resources.tool_schemas
         self._shown = () if config.tools_in_prompt else self._schemas
         self._has_user = resources.interaction is not None

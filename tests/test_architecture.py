@@ -47,6 +47,7 @@ PUBLIC = (
     "layout",
     "messages",
     "models",
+    "naming",
     "options",
     "plugin",
     "protocols",

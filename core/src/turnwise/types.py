@@ -217,8 +217,7 @@ class ToolCall:
         name: of the tool; empty when it could not be read.
         arguments: its JSON object; empty when malformed.
         error: the reason why the call cannot run, as a text for the model; empty for a good call.
-        raw: the text between the tags, as sampled.
-        id: of the call, as the model sampled it; None if it wrote none. The model may write one twice.
+        raw, id: the text between the tags, and the id, both as sampled; None if the model wrote no id.
     """
 
     name: str = ""
@@ -304,8 +303,7 @@ class Fault:
 
     Attributes:
         owner: of the code or machine at fault.
-        kind, message: the exception's class name, and one line.
-        traceback: the frames, for the log.
+        kind, message, traceback: the exception's class name, one line, and the frames for the log.
     """
 
     owner: Owner

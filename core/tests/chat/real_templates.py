@@ -7,6 +7,7 @@ from pathlib import Path
 
 from turnwise.chat.template import ChatTemplate
 from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.vocabularies import vocabulary_tokenizer
 
 
 def package_folder(package: str, folder: str) -> Path:
@@ -30,3 +31,11 @@ def tokenizer_of(source: str):
 @cache
 def chat_of(name: str) -> ChatTemplate:
     return ChatTemplate(tokenizer_of((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")), name=name)
+
+
+def chat_with(vocabulary: str, name: str) -> ChatTemplate:
+    """Return a chat template over the vocabulary of a model."""
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    specials = sorted(set(SPECIAL.findall(source)))
+    tokenizer = vocabulary_tokenizer(vocabulary, source, specials, bos_token="<bos>", eos_token="<eos>")
+    return ChatTemplate(tokenizer, name=name)

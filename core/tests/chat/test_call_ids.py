@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import ToolCall
-from turnwise.messages import UNNAMED_CALL, name_calls
+from turnwise.messages import UNNAMED_CALL
+from turnwise.naming import name_calls
 from turnwise.options import SpecialTokenPolicy
 from turnwise_testing import templates
 from turnwise_testing.agent_probe import probe_chat

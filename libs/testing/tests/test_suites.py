@@ -259,6 +259,29 @@ def cut_sensitive(_parser, ids, content, calls):
     return content, calls if len(ids) % 2 else tuple(evolve(call, name=f"{call.name}!") for call in calls)
 
 
+def loses_escapes(_parser, _ids, content, calls):
+    """Reads an escaped line break as two characters, as a parser with its own pattern may do."""
+    plain = (
+        {key: value.replace("\n", "n") if isinstance(value, str) else value for key, value in call.arguments.items()}
+        for call in calls
+    )
+    return content, tuple(evolve(call, arguments=each) for call, each in zip(calls, plain, strict=True))
+
+
+def completes_calls(_parser, _ids, content, calls):
+    """Repairs a call that the end of the turn cuts."""
+    return content, tuple(ToolCall(name="repaired", raw=call.raw) if call.error else call for call in calls)
+
+
+def renames_sorted(_parser, _ids, content, calls):
+    """Depends on the order of the arguments."""
+    odd = (list(call.arguments) != sorted(call.arguments) or len(call.arguments) < 2 for call in calls)
+    return content, tuple(
+        call if keeps else evolve(call, arguments=dict.fromkeys(call.arguments, 0))
+        for call, keeps in zip(calls, odd, strict=True)
+    )
+
+
 class TestParserChecks:
     """Tool parsers."""
 
@@ -285,6 +308,9 @@ class TestParserChecks:
             ),
             (lambda p, i, c, calls: (c, calls[: p.num_parsed]), "is_repeatable", "the same turns again"),
             (by_tokens, "splitting_changes_nothing", "each character by itself"),
+            (loses_escapes, "random_conversations", "calls: expected"),
+            (completes_calls, "a_turn_may_be_cut_at_every_character", "good calls in"),
+            (renames_sorted, "calls_that_clients_send_back", "calls of an echo"),
             (end_sensitive, "end_of_turn_changes_nothing", "errors of good calls"),
             (overwrites, "a_good_call_is_found", "parse changed the ids"),
             (odd_arguments, "a_good_call_is_found", "arguments of a call change in JSON"),

@@ -14,6 +14,7 @@ class Formats(ToolParserSuite):
     module = "turnwise_tool_parsers"
     registered = ""
     broken = ()
+    quotes_calls = True
 
     @pytest.fixture
     def resources(self, resources_of):
@@ -59,6 +60,7 @@ class TestQwen3Coder(Formats):
     """`qwen3_coder`."""
 
     registered = "qwen3_coder"
+    quotes_calls = False
     broken = (
         "<tool_call></tool_call>",
         "<tool_call><function=a><parameter=b>1</function></tool_call>",
@@ -96,6 +98,7 @@ class TestGlm45(Formats):
     """`glm45`."""
 
     registered = "glm45"
+    quotes_calls = False
     broken = (
         "<tool_call></tool_call>",
         "<tool_call>a<arg_key>b</arg_key><arg_value>1</tool_call>",

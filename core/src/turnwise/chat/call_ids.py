@@ -1,5 +1,5 @@
 """
-The ids of calls in a chat template: which ones it takes, and whether it has a form of its own.
+The ids of calls in a chat template: which ones it takes, and its form for them, if it has one.
 
 Most templates show no ids. Mistral's show any that has nine letters and digits. Kimi's shows the id of a call in the
 place of its name, so the id must hold the name: `functions.add:0`, with a number that counts the calls of the

@@ -48,7 +48,10 @@ from turnwise_testing.transport_checks import TRANSPORT_CHECKS, TransportProbe
 
 Verdict = Literal["passed", "failed", "skipped"]
 _ENVIRONMENTS = "environments"
-_NEED_CALLS = frozenset({"a_good_call_is_found", "calls_keep_their_order", "end_of_turn_changes_nothing"})
+_NEED_CALLS = frozenset(
+    {"a_good_call_is_found", "calls_keep_their_order", "end_of_turn_changes_nothing"}
+    | {"random_conversations", "a_turn_may_be_cut_at_every_character", "calls_that_clients_send_back"}
+)
 ENGINE_TIMEOUT_S = 600.0
 """Least time limit of an engine's check: the first one may load a large model."""
 _UNKNOWN_CALLS = "how it writes calls is not known; its own ToolParserSuite says it"

@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
+from turnwise.messages import build_turn_message
 from turnwise.protocols import Chat, ToolParser
-from turnwise.types import ToolCall, as_token_array
+from turnwise.types import ToolCall, ToolSchema, as_token_array
 from turnwise_testing.checks import register
 from turnwise_testing.engine_probe import expect, expect_equal
+from turnwise_testing.parser_turns import CONTENTS, ECHOES, Call, random_calls, schemas_of
 
 Parsed = tuple[str, tuple[ToolCall, ...]]
 
+_NUM_TURNS = 60
+_NUM_CUT_TURNS = 8
 PLAIN_TEXTS = (
     "",
     "The answer is 42.",
@@ -49,6 +53,10 @@ class ParserProbe:
         write_call: writes a call, from a name and arguments, as the model would.
         malformed: texts of calls that cannot be run, each with at least one.
         tags_are_tokens: the parser finds tags by their ids, so a tag spelled in other tokens is not one.
+        typed_arguments: the format writes any JSON value; else each argument is a text, and comes back as one.
+        quotes_calls: the text of an argument may hold a whole call of the format.
+        can_write: returns whether the format can write the arguments of a call.
+        parser_of: builds the parser for tools with these schemas; None if the parser needs none.
     """
 
     parser: ToolParser
@@ -56,6 +64,30 @@ class ParserProbe:
     write_call: Callable[[str, Mapping[str, Any]], str]
     malformed: tuple[str, ...] = ()
     tags_are_tokens: bool = False
+    typed_arguments: bool = True
+    quotes_calls: bool = False
+    can_write: Callable[[Mapping[str, Any]], bool] = lambda _arguments: True
+    parser_of: Callable[[Sequence[ToolSchema]], ToolParser] | None = None
+
+    @property
+    def arguments(self) -> tuple[Mapping[str, Any], ...]:
+        """Arguments that the format can write."""
+        if self.typed_arguments:
+            return ARGUMENTS
+        return tuple({key: _as_text(value) for key, value in arguments.items()} for arguments in ARGUMENTS)
+
+    def random_turns(self, num_turns: int) -> Iterator[tuple[ParserProbe, str, list[Call]]]:
+        """Yield turns: a probe whose parser knows the tools, the content, and the calls; the same each time."""
+        quoted = self.write_call("inner", {"a": "b"}) if self.quotes_calls else ""
+        for seed in range(num_turns):
+            calls = random_calls(seed, typed=self.typed_arguments, quoted=quoted)
+            calls = [call for call in calls if self.can_write(call[1])]
+            probe = self if self.parser_of is None else evolve(self, parser=self.parser_of(schemas_of(calls)))
+            yield probe, CONTENTS[seed % len(CONTENTS)], calls
+
+    def write(self, content: str, calls: Sequence[Call]) -> str:
+        """Return the text of a turn."""
+        return content + "\n".join(self.write_call(name, arguments) for name, arguments in calls)
 
     def parse(self, text: str) -> Parsed:
         """Parse a text as the tokenizer encodes it."""
@@ -75,7 +107,7 @@ class ParserProbe:
 
     def good_turn(self) -> str:
         """Return a turn with text around two calls."""
-        calls = [self.write_call(f"tool_{i}", arguments) for i, arguments in enumerate(ARGUMENTS[-2:])]
+        calls = [self.write_call(f"tool_{i}", arguments) for i, arguments in enumerate(self.arguments[-2:])]
         return f"First {calls[0]} then {calls[1]} done."
 
 
@@ -103,8 +135,8 @@ def check_plain_text_has_no_calls(probe: ParserProbe) -> None:
 
 @_check
 def check_a_good_call_is_found(probe: ParserProbe) -> None:
-    """Name and arguments equal the written ones, for any JSON value."""
-    for arguments in ARGUMENTS:
+    """Name and arguments equal the written ones, for any JSON value, or any text in a format without types."""
+    for arguments in probe.arguments:
         _content, calls = probe.parse(probe.write_call("some_tool", arguments))
         _expect_calls(calls, [("some_tool", arguments)])
 
@@ -112,7 +144,7 @@ def check_a_good_call_is_found(probe: ParserProbe) -> None:
 @_check
 def check_calls_keep_their_order(probe: ParserProbe) -> None:
     """Several calls of one turn are found in order, and the text around them is the content."""
-    expected = [(f"tool_{i}", arguments) for i, arguments in enumerate(ARGUMENTS)]
+    expected = [(f"tool_{i}", arguments) for i, arguments in enumerate(probe.arguments)]
     written = [probe.write_call(name, arguments) for name, arguments in expected]
     content, calls = probe.parse("Before. " + "\n".join(written) + " After.")
     _expect_calls(calls, expected)
@@ -122,10 +154,10 @@ def check_calls_keep_their_order(probe: ParserProbe) -> None:
 @_check
 def check_end_of_turn_changes_nothing(probe: ParserProbe) -> None:
     """The end-of-turn token that an engine returns with a turn is no part of a call."""
-    ids = probe.chat.tokenizer.encode(probe.write_call("some_tool", ARGUMENTS[2]))
+    ids = probe.chat.tokenizer.encode(probe.write_call("some_tool", probe.arguments[2]))
     for stop in probe.chat.stop_token_ids:
         _content, calls = probe.parse_ids([*ids, stop])
-        _expect_calls(calls, [("some_tool", ARGUMENTS[2])])
+        _expect_calls(calls, [("some_tool", probe.arguments[2])])
 
 
 @_check
@@ -145,6 +177,43 @@ def check_a_turn_may_be_cut_anywhere(probe: ParserProbe) -> None:
     for stop in range(len(ids)):
         calls = [call for call in probe.parse_ids(ids[:stop])[1] if not call.error]
         expect_equal(calls, list(whole[: len(calls)]), f"good calls in the first {stop} tokens")
+
+
+@_check
+def check_random_conversations(probe: ParserProbe) -> None:
+    """Random calls with odd texts come back from a turn, and its other text is the content."""
+    for own, content, calls in probe.random_turns(_NUM_TURNS):
+        found, parsed = own.parse(own.write(content, calls))
+        _expect_calls(parsed, calls)
+        expect_equal(found.split(), content.split(), "words of the text around the calls")
+
+
+@_check
+def check_a_turn_may_be_cut_at_every_character(probe: ParserProbe) -> None:
+    """No beginning of a random turn has a call that the turn lacks, and `settled` takes no text back."""
+    for own, content, calls in probe.random_turns(_NUM_CUT_TURNS):
+        text = own.write(content, calls)
+        whole, parsed = own.parse(text)
+        good = [call for call in parsed if not call.error]
+        settled = getattr(own.parser, "settled", None)
+        for stop in range(len(text)):
+            found = [call for call in own.parse(text[:stop])[1] if not call.error]
+            expect_equal(found, good[: len(found)], f"good calls in {text[:stop]!r}")
+            decided = text[: settled(text[:stop])] if settled is not None else ""
+            expect(whole.startswith(decided), f"settled({text[:stop]!r}) counts more than the content {whole!r} has")
+
+
+@_check
+def check_calls_that_clients_send_back(probe: ParserProbe) -> None:
+    """Arguments that a client has written again, in its own JSON, are the same call when a template renders them."""
+    for own, _content, calls in probe.random_turns(_NUM_CUT_TURNS):
+        parsed = own.parse(own.write("", calls))[1]
+        for name, echo in ECHOES.items():
+            message = build_turn_message("", parsed, [f"call{index:05d}" for index in range(len(parsed))])
+            functions = [call["function"] for call in message.get("tool_calls", ())]
+            echoed = [(each["name"], json.loads(echo(each["arguments"]))) for each in functions]
+            expect_equal(echoed, [(call, dict(arguments)) for call, arguments in calls], f"calls of an echo, {name}")
+            _expect_calls(own.parse(own.write("", echoed))[1], calls)
 
 
 @_check
@@ -171,6 +240,10 @@ def check_is_repeatable(probe: ParserProbe) -> None:
     texts = (probe.good_turn(), *probe.malformed, *PLAIN_TEXTS)
     first = [probe.parse(text) for text in texts]
     expect_equal([probe.parse(text) for text in reversed(texts)], first[::-1], "the same turns again")
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def run_parser_checks(probe: ParserProbe, names: Iterable[str] = PARSER_CHECKS) -> None:

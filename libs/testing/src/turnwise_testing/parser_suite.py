@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve, frozen
 
-from turnwise.protocols import Resources
+from turnwise.protocols import Resources, ToolParser
+from turnwise.types import Task, ToolResult, ToolSchema
 from turnwise_testing.agent_probe import probe_chat
 from turnwise_testing.parser_checks import PARSER_CHECKS, ParserProbe
 from turnwise_testing.suite import PluginSuite
@@ -33,7 +35,14 @@ class ToolParserSuite(PluginSuite):
                 return ("[add]{[end]", "[add]{}")
 
     Must be overridden: the fixtures `write_call` and `malformed`. May be: `config`, `resources` and `probe`.
+
+    Attributes:
+        typed_arguments: the format writes any JSON value; False if it writes every argument as a text.
+        quotes_calls: the text of an argument may hold a whole call of the format, as in JSON.
     """
+
+    typed_arguments = True
+    quotes_calls = False
 
     hook = "register_tool_parsers"
     checks = PARSER_CHECKS
@@ -59,5 +68,38 @@ class ToolParserSuite(PluginSuite):
     ) -> ParserProbe:
         """The probe of the parser; may be overridden."""
         assert resources.chat is not None, "parsers read with resources.chat"
-        parser = self.entry().factory(config, resources)
-        return ParserProbe(parser=parser, chat=resources.chat, write_call=write_call, malformed=tuple(malformed))
+        factory = self.entry().factory
+
+        def parser_of(schemas: Sequence[ToolSchema]) -> ToolParser:
+            tools = {schema["function"]["name"]: _Described(schema) for schema in schemas}
+            parser: ToolParser = factory(config, evolve(resources, tools=tools))
+            return parser
+
+        return ParserProbe(
+            parser=factory(config, resources),
+            chat=resources.chat,
+            write_call=write_call,
+            malformed=tuple(malformed),
+            typed_arguments=self.typed_arguments,
+            quotes_calls=self.quotes_calls,
+            can_write=self.can_write,
+            parser_of=parser_of,
+        )
+
+    def can_write(self, _arguments: Mapping[str, Any]) -> bool:
+        """Return whether the format can write these arguments; may be overridden."""
+        return True
+
+
+@frozen
+class _Described:
+    """A tool that is only its schema."""
+
+    schema: ToolSchema
+
+    async def create(self, task: Task) -> None: ...
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(text="")
+
+    async def release(self, session: object) -> None: ...

@@ -24,7 +24,8 @@ from typing import Any, Final
 
 from turnwise import Episode, FinishReason, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError, ToolError
-from turnwise.messages import UNNAMED_CALL, build_turn_message, name_calls
+from turnwise.messages import UNNAMED_CALL, build_turn_message
+from turnwise.naming import name_calls
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_environments.config import EnvironmentConfig
 from turnwise_environments.discovery import find_factory
@@ -126,7 +127,8 @@ class EnvironmentAgent:
         memory["turns"] += 1
         content, calls = await self._parse_turn(episode, result.token_ids)
         ids = name_calls(calls, memory["turns"], self._chat, episode.messages)
-        episode.messages.append(build_turn_message(content, calls, ids, self._resources.reasoning))
+        reasoning = self._resources.reasoning
+        episode.messages.append(build_turn_message(content, calls, ids, None if reasoning is None else reasoning.split))
         if result.finish_reason is FinishReason.LENGTH and episode.remaining_tokens == 0:
             raise BudgetExhausted("the budget ended within the model's turn, which is no action")
         notes = [_note_call(call, call_id) for call, call_id in zip(calls, ids, strict=True)]

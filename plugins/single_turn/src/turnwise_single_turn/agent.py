@@ -29,7 +29,7 @@ class SingleTurn:
             raise ConfigError("agent 'single_turn' writes prompts: the run needs a model with a chat template")
         self._config = config
         self._chat = chat
-        self._reasoning_parser = reasoning_parser
+        self._split = None if reasoning_parser is None else reasoning_parser.split
 
     async def step(self, episode: Episode) -> State:
         if episode.state == State.PENDING:
@@ -55,5 +55,5 @@ class SingleTurn:
     async def _answer(self, episode: Episode) -> State:
         result = await episode.generate(max_tokens=self._config.max_tokens)
         content = self._chat.text(result.token_ids)
-        episode.messages.append(build_turn_message(content, reasoning_parser=self._reasoning_parser))
+        episode.messages.append(build_turn_message(content, split=self._split))
         return State.TERMINATED

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, Task, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
-from turnwise.messages import UNNAMED_CALL, build_turn_message, name_call, name_calls
+from turnwise.messages import UNNAMED_CALL, build_turn_message, name_call
+from turnwise.naming import name_calls
 from turnwise.types import TokenArray
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_agent.truncation import truncate
@@ -48,7 +49,7 @@ class ToolAgent:
         self._config = config
         self._chat = resources.chat
         self._parser = resources.parser
-        self._reasoning_parser = resources.reasoning
+        self._split = None if resources.reasoning is None else resources.reasoning.split
         self._schemas = resources.tool_schemas
         self._shown = () if config.tools_in_prompt else self._schemas
         self._has_user = resources.interaction is not None
@@ -119,7 +120,7 @@ class ToolAgent:
         content, calls = self._parse_turn(result.token_ids)
         ids = name_calls(calls, memory["assistant_turns"], self._chat, episode.messages)
         memory["calls"] = [_to_notes(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
-        episode.messages.append(build_turn_message(content, calls, ids, self._reasoning_parser))
+        episode.messages.append(build_turn_message(content, calls, ids, self._split))
         return self._next_state(episode)
 
     def _parse_turn(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:

@@ -204,8 +204,9 @@ class Turn:
 
 def with_id(call: ToolCall, call_id: object) -> ToolCall:
     """Return a call with the id that the model wrote, unless no client could read that as one."""
-    is_id = isinstance(call_id, str) and 0 < len(call_id) <= _MAX_ID_CHARS and call_id.isprintable()
-    return evolve(call, id=call_id) if is_id and not str(call_id).isspace() else call
+    if not isinstance(call_id, str) or not 0 < len(call_id) <= _MAX_ID_CHARS:
+        return call
+    return evolve(call, id=call_id) if call_id.isprintable() and not call_id.isspace() else call
 
 
 def read_list(turn: Turn, start: int, read_item: Callable[[int], tuple[ToolCall, int]]) -> Found:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from attrs import define, field, frozen
 
 from turnwise import Chat, FinishReason, GenerateResult, Message, ToolCall, ToolParser
-from turnwise.messages import UNNAMED_CALL, candidate_ids, format_arguments, ids_of_calls, sampled_id
+from turnwise.messages import UNNAMED_CALL, format_arguments
+from turnwise.naming import candidate_ids, ids_of_calls, sampled_id
 from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
 from turnwise_gateway.session.drafts import GrowingText, Settle, TurnDraft, find_settling_parser
@@ -53,7 +54,7 @@ class ReadTurn:
 @define(eq=False)
 class CallIds:
     """
-    Ids of tool calls, the same in every run: those that the model sampled, or new ones that are unique in a session.
+    Ids of tool calls, the same in every run: as the model sampled them, or new and unique in a session.
 
     A client finds the result of a call by its id. So an id that the model writes twice in a conversation is replaced
     for the client, and `sampled` brings it back for the prompt.

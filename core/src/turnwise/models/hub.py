@@ -304,7 +304,7 @@ def _describe_transfer(hub: Any, source: ModelSource, error: Exception) -> str:
         return f"{endpoint} refuses {name} with the status {status}: {denied}"
     if isinstance(error, errors.HFValidationError):
         return f"{name!r} is neither a directory nor the id of a model: {reason}"
-    system = next((each for each in _chain(error) if _is_of_disk(hub, each)), None)
+    system = next((each for each in _chain(error) if _is_of_disk(each, hub)), None)
     if system is not None:
         cure = "free some space" if system.errno in _FULL else "make it writable"
         return f"{cache}: {system.strerror}: {cure}, or set HF_HOME to another disk"
@@ -318,7 +318,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
-def _is_of_disk(hub: Any, error: BaseException) -> TypeGuard[OSError]:
+def _is_of_disk(error: BaseException, hub: Any) -> TypeGuard[OSError]:
     network = (hub.errors.HfHubHTTPError, hub.errors.EntryNotFoundError, ConnectionError, TimeoutError)
     if not isinstance(error, OSError) or isinstance(error, network):
         return False

@@ -130,7 +130,8 @@ def _take_truth(values: dict[str, Any]) -> Any:
 
 def _without_foreign_arguments(extra_info: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: without_nulls(extra_info[name]) for name in _NULLABLE_ARGUMENTS if name in extra_info}
-    return {name: value for name, value in {**extra_info, **arguments}.items() if name not in arguments or value}
+    kept: dict[str, Any] = extra_info | arguments
+    return {name: value for name, value in kept.items() if name not in arguments or value}
 
 
 def _plain_row(row: Mapping[str, object], where: str, holes: list[str] | None) -> dict[str, Any]:

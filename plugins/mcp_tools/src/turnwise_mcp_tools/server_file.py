@@ -53,7 +53,8 @@ def read_servers(path: Path) -> dict[str, ServerConfig]:
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     content = content if isinstance(content, dict) else {}
-    inner = content.get("mcp") if isinstance(content.get("mcp"), dict) else {}
+    inner = content.get("mcp")
+    inner = inner if isinstance(inner, dict) else {}
     sections = content.get("mcpServers", content.get("servers", inner.get("servers")))
     if not isinstance(sections, dict):
         raise ConfigError(f"{path} has no 'mcpServers', which maps names to servers")

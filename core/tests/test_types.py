@@ -1,5 +1,7 @@
 """Values that the types of the framework refuse."""
 
+import pickle
+
 import pytest
 
 from turnwise.errors import TrajectoryError
@@ -73,3 +75,11 @@ def test_a_score_that_does_not_fit_its_record_is_refused(score, expected):
     record.add_observation([4])
     with pytest.raises(TrajectoryError, match=expected):
         token_scores(score, record)
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_a_finish_reason_answers_all_questions(reason):
+    """It survives files and pipes, and a request that goes on is neither cut nor stopped."""
+    assert [reason, reason] == [FinishReason(reason.value), pickle.loads(pickle.dumps(reason))]
+    assert [bool, bool, bool] == [type(each) for each in (reason.is_final, reason.is_cut, reason.has_stop)]
+    assert reason.is_final >= reason.is_cut + reason.has_stop

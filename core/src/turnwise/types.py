@@ -85,11 +85,30 @@ class Status(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why an engine stopped: a stop token or string, the token limit, or an abort."""
+    """
+    Why an engine stopped: a stop token or string, the token limit, or an abort.
 
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
+    A member says in its definition all that callers may ask, so that a new one cannot be forgotten in their code.
+
+    Attributes:
+        is_final: the request has ended; otherwise it is sent again, behind the tokens that it has sampled.
+        is_cut: a limit of tokens ended the turn, and the model had more to say.
+        has_stop: a stop token or a stop string ended the turn, and `GenerateResult.stop_reason` names it.
+    """
+
+    is_final: bool
+    is_cut: bool
+    has_stop: bool
+
+    STOP = "stop", True, False, True
+    LENGTH = "length", True, True, False
+    ABORT = "abort", False, False, False
+
+    def __new__(cls, value: str, is_final: bool, is_cut: bool, has_stop: bool) -> FinishReason:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.is_final, member.is_cut, member.has_stop = is_final, is_cut, has_stop
+        return member
 
 
 @frozen(kw_only=True)

@@ -42,7 +42,6 @@ from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
     EpisodeMetrics,
     Fault,
-    FinishReason,
     Score,
     State,
     Status,
@@ -201,7 +200,7 @@ async def _step_to_end(episode: LiveEpisode, agent: Agent) -> Outcome:
     except Exception as error:  # noqa: BLE001 - classified, and kept in the result
         outcome = _classify(error, episode.timer.activity)
         return evolve(outcome, limit=_complete_limit(outcome.limit, episode)) if outcome.limit else outcome
-    truncated = episode.last_finish is FinishReason.LENGTH
+    truncated = episode.last_finish is not None and episode.last_finish.is_cut
     return Outcome(Status.TRUNCATED if truncated else Status.COMPLETED, limit=episode.reached)
 
 

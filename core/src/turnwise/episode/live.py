@@ -320,7 +320,7 @@ class LiveEpisode:
                 self._busy.discard(target)
         self.journal.record_turn(turn)
         self._note_sample(target, turn)
-        if turn.result.finish_reason is FinishReason.LENGTH:
+        if turn.result.finish_reason.is_cut:
             self._reached[position] = room.reached(len(turn.result.token_ids))
         return turn
 

@@ -112,7 +112,7 @@ class RecordedTurn:
 
     @property
     def complete(self) -> bool:
-        return self.result.finish_reason is not FinishReason.ABORT
+        return self.result.finish_reason.is_final
 
 
 @frozen(kw_only=True, eq=False)

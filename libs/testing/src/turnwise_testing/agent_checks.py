@@ -14,17 +14,17 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from turnwise.errors import InvariantError
 from turnwise.protocols import Agent, Episode, PromptingAgent
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
-from turnwise.types import GenerateRequest, State, Status
+from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, State, Status
 from turnwise_testing.agent_probe import AgentProbe, Run
 from turnwise_testing.checks import register
 from turnwise_testing.engine_probe import expect, expect_equal
-from turnwise_testing.scripted import Failure
+from turnwise_testing.scripted import Failure, ScriptedEngine
 
 AgentCheck = Callable[[AgentProbe], Coroutine[Any, Any, None]]
 
@@ -83,6 +83,24 @@ async def check_budget_is_kept(probe: AgentProbe) -> None:
             for trajectory in run.result.trajectories:
                 num_tokens = trajectory.num_response_tokens
                 expect(num_tokens <= budget, f"{num_tokens} response tokens with a budget of {budget}")
+
+
+@_check
+async def check_every_finish_reason_ends_an_episode(probe: AgentProbe) -> None:
+    """Whatever reason the engine gives for the end of all turns, the episode ends in good order and says so."""
+    for reason in FinishReason:
+        for task in probe.tasks[:3]:
+            engine = probe.engine()
+            await engine.start()
+            run = await probe.run(task, engine=_Ending(engine, reason))
+            text = f"where all turns end with {reason.value!r}"
+            if not reason.is_final:
+                expect_equal(run.result.status, Status.ABORTED, f"the status {text}")
+                continue
+            _expect_ended(run)
+            _expect_sound(run)
+            if reason.is_cut and run.answers:
+                expect_equal(run.result.status, Status.TRUNCATED, f"the status {text}")
 
 
 @_check
@@ -198,6 +216,26 @@ def _budgets(probe: AgentProbe) -> list[int]:
 def _uneven(request: GenerateRequest) -> float:
     """Return a latency that makes episodes overtake each other."""
     return float(int(request.token_ids.sum()) % 7) / 1000
+
+
+@frozen
+class _Ending:
+    """An engine that gives one reason for the end of each turn."""
+
+    engine: ScriptedEngine
+    reason: FinishReason
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        result = await self.engine.generate(request)
+        stop = result.stop_reason if self.reason.has_stop else None
+        return evolve(result, finish_reason=self.reason, stop_reason=stop)
+
+    async def abort(self, request_id: str) -> None:
+        await self.engine.abort(request_id)
 
 
 def _expect_ended(run: Run) -> None:

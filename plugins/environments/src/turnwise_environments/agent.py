@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-from turnwise import Episode, FinishReason, Message, Resources, State, Task, ToolCall
+from turnwise import Episode, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError, ToolError
 from turnwise.messages import UNNAMED_CALL, build_turn_message
 from turnwise.naming import name_calls
@@ -129,7 +129,7 @@ class EnvironmentAgent:
         ids = name_calls(calls, memory["turns"], self._chat, episode.messages)
         reasoning = self._resources.reasoning
         episode.messages.append(build_turn_message(content, calls, ids, None if reasoning is None else reasoning.split))
-        if result.finish_reason is FinishReason.LENGTH and episode.remaining_tokens == 0:
+        if result.finish_reason.is_cut and episode.remaining_tokens == 0:
             raise BudgetExhausted("the budget ended within the model's turn, which is no action")
         notes = [_note_call(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
         memory["turn"] = {"text": self._without_reasoning(content), "calls": notes}

@@ -69,7 +69,7 @@ class Output:
             # For greedy requests servers report the log-probability among all ids.
             logprobs=np.zeros(num_tokens) if greedy else clip_logprobs(self.logprobs),
             finish_reason=reason,
-            stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
+            stop_reason=self._stop_reason() if reason.has_stop else None,
             weight_version=self._versions(),
             num_cached_tokens=min(self.num_cached_tokens, len(request.token_ids)),
         )

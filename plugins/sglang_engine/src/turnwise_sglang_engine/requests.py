@@ -87,7 +87,7 @@ def parse_result(request: GenerateRequest, frame: Frame, *, version: int) -> Gen
         token_ids=token_ids,
         logprobs=_logprobs(frame, len(token_ids)),
         finish_reason=reason,
-        stop_reason=frame.head["stop"] if reason is FinishReason.STOP else None,
+        stop_reason=frame.head["stop"] if reason.has_stop else None,
         weight_version=weight_versions(frame.head["spans"], len(token_ids), version),
         num_cached_tokens=min(frame.head["num_cached_tokens"], len(request.token_ids)),
     )

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from turnwise import Episode, FinishReason, GenerateResult, Message, Resources, State, Task, ToolCall
+from turnwise import Episode, GenerateResult, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError
 from turnwise.types import TokenArray
 from turnwise_torl_python.blocks import extract_last_python_block
@@ -133,7 +133,7 @@ class TorlPython:
     def _is_unfinished(self, result: GenerateResult, *, one_token: bool) -> bool:
         """Return whether the agent's own stop or limit ended the request, and not the end of the turn."""
         last = int(result.token_ids[-1]) if len(result.token_ids) else -1
-        if result.finish_reason is FinishReason.LENGTH:
+        if result.finish_reason.is_cut:
             return one_token and last not in self._chat.stop_token_ids
         return last in self._stop_ids
 

@@ -73,7 +73,7 @@ def parse_result(request: GenerateRequest, output: Any, *, version: int) -> Gene
         token_ids=token_ids,
         logprobs=_logprobs(request.sampling, completion.logprobs, len(token_ids)),
         finish_reason=reason,
-        stop_reason=completion.stop_reason if reason is FinishReason.STOP else None,
+        stop_reason=completion.stop_reason if reason.has_stop else None,
         weight_version=weight_versions(spans, len(token_ids), version),
         # A request that an update sent back to the queue counts its own output too.
         num_cached_tokens=min(output.num_cached_tokens or 0, len(request.token_ids)),

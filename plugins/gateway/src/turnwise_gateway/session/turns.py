@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
 
-from turnwise import Chat, FinishReason, GenerateResult, Message, ToolCall, ToolParser
+from turnwise import Chat, GenerateResult, Message, ToolCall, ToolParser
 from turnwise.messages import UNNAMED_CALL, format_arguments
 from turnwise.naming import candidate_ids, ids_of_calls, sampled_id
 from turnwise.types import TokenArray
@@ -140,7 +140,7 @@ class TurnReader:
         stop = result.stop_reason if isinstance(result.stop_reason, str) else None
         if stop is not None and stop in content:
             content = content[: content.rindex(stop)]  # the last token may reach beyond the stop string
-        finish: Finish = "length" if result.finish_reason is FinishReason.LENGTH else "stop"
+        finish: Finish = "length" if result.finish_reason.is_cut else "stop"
         return ReadTurn(
             content=content,
             reasoning=reasoning,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from turnwise import FinishReason, GenerateResult, SamplingParams
+from turnwise import GenerateResult, SamplingParams
 from turnwise.errors import ConfigError
 from turnwise_verl_bridge.agent_loops.records import LoopRecords
 
@@ -57,7 +57,7 @@ class EpisodeServer:
         return self._make_output(
             token_ids=result.token_ids.tolist(),
             log_probs=result.logprobs.tolist(),
-            stop_reason="aborted" if result.finish_reason is FinishReason.ABORT else "completed",
+            stop_reason="completed" if result.finish_reason.is_final else "aborted",
             extra_fields=_weight_steps(result),
         )
 

@@ -243,7 +243,7 @@ def test_several_models_need_a_name(server, serve, ask):
     """The engine does not guess one."""
     server.models.append({"id": "other"})
 
-    with pytest.raises(EngineError, match="serves several models: set model; it has other, tiny"):
+    with pytest.raises(ConfigError, match="serves several models: set model; it has other, tiny"):
         serve(None, server)
     serve(one(ask()), server, model="other")
     assert "other" == server.bodies[0]["model"]

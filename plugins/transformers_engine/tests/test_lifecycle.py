@@ -260,7 +260,7 @@ def test_a_cache_smaller_than_one_context_is_refused(tiny_model):
     """The manager would crash on a long request instead of failing it."""
     config = TransformersConfig(device="cpu", num_blocks=2)
 
-    with pytest.raises(EngineError, match="the KV cache has 2 pages, too few for max_context, 100 tokens"):
+    with pytest.raises(ConfigError, match="the KV cache has 2 pages, too few for max_context, 100 tokens"):
         make_manager(config, load_model(config, ModelSpec(path=tiny_model)), max_context=100)
 
 

@@ -17,8 +17,9 @@ from turnwise.runtime.build import RunBuilder
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.local import LocalRuntime
-from turnwise.runtime.placement import plan_placement
+from turnwise.runtime.placement import check_interpreters, plan_placement
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.types import Task
 
 LaunchedRun = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring | None]
 """The parts of a `RolloutManager`; the runtime is not started."""
@@ -30,8 +31,40 @@ def launch(config: RunConfig, host: Host | None = None, parts: OwnParts | None =
     parts = parts or {}
     config, given = place_parts(config, parts)
     config = resolve(config, host)  # a config that a program built is checked like one from a file
+    if config.runtime.name == "ray" and find_spec("ray") is None:  # else the first actor misses it, in a traceback
+        raise ConfigError("runtime ray needs ray: pip install 'turnwise[ray]'")
+    return _launched(config, host, parts.get("observers", ()), given)
+
+
+def check_run(config: RunConfig, host: Host, tasks: Iterable[Task] = ()) -> None:
+    """
+    Build every part that a run builds before its engines start, and start nothing; Ray need not be installed.
+
+    Engines of another interpreter are not built: it may have other packages.
+
+    Args:
+        config: resolved, with the plugins of `host`.
+        host: the loaded plugins.
+        tasks: the tasks of the run; each must name an agent that there is.
+
+    Raises:
+        ConfigError, DataError, PluginError, TemplateError: the run is impossible; one line for each problem.
+    """
+    placement = plan_placement(config)
+    check_interpreters(placement)
+    _runtime, plan, *_ = _launched(config, host, (), {})
+    plan.specs(tasks, global_step=config.rollout.global_step, validation=config.rollout.validation)
+    if config.runtime.name == "ray":
+        builder, local = RunBuilder(config, host), {pool.name for pool in placement.pools if pool.python is None}
+        if "policy" in local:
+            builder.build_engine()
+        if "judge" in local:
+            builder.build_judge_engine()
+
+
+def _launched(config: RunConfig, host: Host, observers: Iterable[Observer], given: Mapping[str, object]) -> LaunchedRun:
     build = _launch_on_ray if config.runtime.name == "ray" else _launch_locally
-    return build(config, host, parts.get("observers", ()), given)
+    return build(config, host, observers, given)
 
 
 def _launch_locally(
@@ -51,8 +84,6 @@ def _launch_locally(
 def _launch_on_ray(
     config: RunConfig, host: Host, observers: Iterable[Observer], given: Mapping[str, object]
 ) -> LaunchedRun:
-    if find_spec("ray") is None:  # else it would be missed by the first actor, deep in a traceback
-        raise ConfigError("runtime ray needs ray: pip install 'turnwise[ray]'")
     from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
     from turnwise.runtime.ray.runtime import RayRuntime
     from turnwise.runtime.remote.reward_pool import RewardPool
@@ -60,6 +91,7 @@ def _launch_on_ray(
     placement = plan_placement(config)  # first, because its errors cost no time
     builder = RunBuilder(config, host, given=given)
     plan = builder.plan()
+    builder.build_router()  # each worker builds its own; this one finds errors before Ray starts
     # The other observers are built in the workers, where their events happen.
     all_observers = Observers.of([*observers, *builder.build_observers(place="driver")])
     blueprint, weights = ConfigBlueprint.of(config, host, given), build_group_weights(builder)

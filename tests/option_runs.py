@@ -131,14 +131,12 @@ def rounds(found: Iterable[Entry]) -> list[list[Entry]]:
     """Join entries that do not contradict each other, each into the first config that has room for it."""
     made: list[tuple[list[Entry], dict[Place, Any]]] = []
     for entry in found:
-        for members, merged in made:
-            if fits(merged, entry.changes):
-                break
-        else:
-            members, merged = [], {}
-            made.append((members, merged))
-        members.append(entry)
-        merged |= entry.changes
+        room = next((each for each in made if fits(each[1], entry.changes)), None)
+        if room is None:
+            room = ([], {})
+            made.append(room)
+        room[0].append(entry)
+        room[1].update(entry.changes)
     return [members for members, _merged in made]
 
 

@@ -1,5 +1,5 @@
 """
-Errors that only an actor meets: `turnwise rollout` on Ray says the reason in one line, and no traceback stands before it.
+Errors that only an actor meets: `turnwise rollout` on Ray says the reason in one line, with no traceback before it.
 
 An error of the config is final. Another attempt would meet it again, so the actor is started once.
 """

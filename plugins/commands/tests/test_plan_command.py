@@ -14,7 +14,6 @@ from turnwise_commands.plan_command import count_gpu_nodes, find_largest_bundle
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.scripted_run import environment_of
 
-
 ROOT = Path(__file__).parents[3]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.errors import ConfigError, EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise.weights.sources import as_numpy

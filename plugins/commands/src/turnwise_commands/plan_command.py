@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from turnwise import PoolPlacement, RunConfig, RunPlacement, plan_placement
+from turnwise import PoolPlacement, RunConfig, RunPlacement, check_run, plan_placement
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
 from turnwise.descriptors import count_fitting, count_needed, raise_descriptor_limit
 from turnwise.protocols.command import OK
-from turnwise.runtime.launch import check_run
 from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict
 from turnwise_task_files import load_tasks

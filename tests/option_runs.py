@@ -198,7 +198,13 @@ def write_site(folder: Path) -> Path:
     (folder / "template.jinja").write_text(CHATML + "{%- if enable_thinking %}{% endif %}", encoding="utf-8")
     questions = [f"What is {i}+2?" for i in range(6)]
     rows = [
-        {"prompt": [{"role": "user", "content": each}], "question": each, "truth": "3", "user_goal": "A sum."}
+        {
+            "prompt": [{"role": "user", "content": each}],
+            "question": each,
+            "truth": "3",
+            "ground_truth": "3",
+            "user_goal": "A sum.",
+        }
         for each in questions
     ]
     lines = "\n".join(map(json.dumps, rows))

@@ -295,6 +295,7 @@ Values and parts that a plan refuses: the runtime, the text of the refusal, and 
 A part stands for all of its options.
 """
 
+_PROGRAM: Final = "needs a program that calls the model: plugins/gateway/tests and tests/test_external_agents.py"
 _GPU: Final = "needs a GPU and a package for it"
 _SERVER: Final = "needs a server"
 _PACKAGE: Final = "is in no environment of this repository's quick tests; the plugin's own tests run it"
@@ -305,6 +306,10 @@ ELSEWHERE: Final[dict[str, str]] = {
     "engines/transformers.attn_implementation=flash_attention_2": _GPU,
     "engines/transformers.attn_implementation=flash_attention_3": _GPU,
     "agents/parallel_thinking.objective=exact": "needs an engine with layouts, which the scripted one has not",
+    "agents/external.command": _PROGRAM,
+    "agents/external.environment": _PROGRAM,
+    "agents/external.inherit": _PROGRAM,
+    "agents/external.bind_keys": _PROGRAM,
     "agents/external.pull": "needs agents that lease the episodes: tests/test_external_pull_example.py",
     "tools/python.sandbox.cgroup": "needs a delegated control group",
     "weight_transports/cuda_ipc": _GPU,

@@ -232,4 +232,4 @@ def test_each_value_is_rolled_out_on_ray(host: Host, folder: Path) -> None:
         failed |= search(members, partial(roll_out, folder, "ray"))
 
     assert failed == {}
-    assert len(found) > 300
+    assert len(found) >= 300

@@ -118,7 +118,7 @@ def printed(capsys, monkeypatch):
 
     def plan(*overrides):
         changes = ["runtime.device=gpu", "runtime.ray.replica_python=null", *overrides]
-        assert 0 == main(["plan", config, *changes, "--json"])
+        assert 0 == main(["plan", config, *changes, "--json", "--placement-only"])
         return json.loads(capsys.readouterr().out), load_resolved(config, changes)[0]
 
     return plan

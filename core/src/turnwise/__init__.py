@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from turnwise.interrupts import handle_interrupts
     from turnwise.plugin.host import Host
     from turnwise.record.spec import UnfinishedEpisode
+    from turnwise.runtime.launch import check_run
     from turnwise.runtime.manager import RolloutManager
     from turnwise.runtime.placement import PoolPlacement, RunPlacement, plan_placement
     from turnwise.weights.memory import MemorySwitch
@@ -134,6 +135,7 @@ __all__ = [
     "TurnScore",
     "UnfinishedEpisode",
     "WeightTransport",
+    "check_run",
     "configure_logging",
     "handle_interrupts",
     "hookimpl",
@@ -158,6 +160,7 @@ _ON_DEMAND = {
     "configure_logging": "turnwise.events.logging",
     "handle_interrupts": "turnwise.interrupts",
     "load_chat": "turnwise.chat.template",
+    "check_run": "turnwise.runtime.launch",
     "load_config": "turnwise.config.file",
     "load_resolved": "turnwise.config.resolve",
     "plan_placement": "turnwise.runtime.placement",

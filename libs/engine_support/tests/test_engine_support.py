@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import GenerateResult
 from turnwise_engine_support.arguments import did_you_mean, engine_args_validator, unknown_argument
@@ -50,7 +50,7 @@ def test_a_wrong_model_directory_is_refused(tmp_path):
     """The error names the option, the missing directory, or the missing file."""
     texts = []
     for path in (None, tmp_path / "no", tmp_path):
-        with pytest.raises(EngineError) as caught:
+        with pytest.raises(ConfigError) as caught:
             check_model_directory(ModelSpec(path=path), "vllm")
         texts.append(str(caught.value))
     (tmp_path / "config.json").write_text("{}")

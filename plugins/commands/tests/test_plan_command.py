@@ -1,9 +1,9 @@
 """`turnwise plan`: its table, its JSON and its errors."""
 
 import json
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +12,9 @@ from turnwise import PoolPlacement, RunPlacement
 from turnwise.cli import main
 from turnwise_commands.plan_command import count_gpu_nodes, find_largest_bundle
 from turnwise_testing.installation import install_plugin
+from turnwise_testing.scripted_run import environment_of
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -62,8 +65,8 @@ sys.exit(code)
 
 def plan(config_file, *arguments):
     """Run `turnwise plan` in a process that has no Ray."""
-    environment = {**os.environ, "PYTHONPATH": str(config_file.parent / "site"), "COLUMNS": "100"}
-    command = [sys.executable, "-c", WITHOUT_RAY, "plan", str(config_file), *arguments]
+    environment = {**environment_of(config_file.parent), "COLUMNS": "100"}
+    command = [sys.executable, "-c", WITHOUT_RAY, "plan", str(config_file), "--placement-only", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -129,6 +132,40 @@ def test_plan_reports_an_error_in_one_line(config_file):
     assert "runtime.total_devices: 5 does not divide by the 2 devices of one replica" in done.stderr
 
 
+WRONG = {
+    "a missing file of tasks": (["data.path=none.jsonl"], "none.jsonl"),
+    "an unknown agent of a row": (["data.path=other.jsonl"], "names the unknown agent 'nobody'"),
+    "a model that is not there": (["model.path=./nothing"], "model.path: there is no directory"),
+    "a tool twice": (["tools=[calculator, calculator]"], "calculator"),
+    "a router that cannot be built": (["router=./own.py:Missing", "modules=[./own.py]", "runtime=ray"], "own.py"),
+    "an engine of another program": (["engine=verl"], "engine verl works only inside verl"),
+    "an engine of another program on Ray": (["engine=verl", "runtime=ray"], "engine verl works only inside verl"),
+    "a missing interpreter": (["runtime=ray", "runtime.ray.replica_python=./no/python"], "is not an executable file"),
+}
+"""Overrides of a config that runs, each of which a rollout refuses before it starts an engine."""
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_plan_refuses_what_a_rollout_refuses(case, tmp_path, capsys):
+    """In one line, and `--placement-only` asks for no part."""
+    text = (ROOT / "examples/calculator.yaml").read_text(encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    row = {"messages": [{"role": "user", "content": "x"}]}
+    (tmp_path / "calculator.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    (tmp_path / "other.jsonl").write_text(json.dumps({**row, "agent_name": "nobody"}), encoding="utf-8")
+    (tmp_path / "own.py").touch()
+    overrides, reason = WRONG[case]
+
+    code = main(["plan", str(tmp_path / "run.yaml"), *overrides])
+
+    printed = capsys.readouterr()
+    assert (2, "") == (code, printed.out)
+    (line,) = printed.err.splitlines()
+    assert line.startswith("turnwise: error: ")
+    assert reason in line
+    assert 0 == main(["plan", str(tmp_path / "run.yaml"), *overrides, "--placement-only"])
+
+
 def test_plan_help_has_examples(capsys):
     """`--help` shows an example."""
     with pytest.raises(SystemExit):
@@ -164,9 +201,10 @@ def test_open_files_of_many_programs(config_file, max_in_flight):
         "turnwise.cli",
         "plan",
         str(config_file),
+        "--placement-only",
         f"rollout.max_in_flight={max_in_flight}",
     ]
-    environment = os.environ | {"PYTHONPATH": str(config_file.parent / "site"), "COLUMNS": "200"}
+    environment = environment_of(config_file.parent) | {"COLUMNS": "200"}
     shown = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout
     plan = json.loads(
         subprocess.run([*arguments, "--json"], env=environment, capture_output=True, text=True, check=True).stdout

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from attrs import evolve
 
-from turnwise.errors import EngineError, InfrastructureError
+from turnwise.errors import ConfigError, EngineError, InfrastructureError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise_openai_engine.config import OpenAIConfig
@@ -235,7 +235,7 @@ def test_no_healthy_server(serve, server):
 )
 def test_failing_starts(server, serve, options, message):
     """The error comes before any request."""
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(ConfigError, match=message):
         serve(None, server, **options)
 
 
@@ -243,7 +243,7 @@ def test_several_models_need_a_name(server, serve, ask):
     """The engine does not guess one."""
     server.models.append({"id": "other"})
 
-    with pytest.raises(EngineError, match="serves several models: set model; it has other, tiny"):
+    with pytest.raises(ConfigError, match="serves several models: set model; it has other, tiny"):
         serve(None, server)
     serve(one(ask()), server, model="other")
     assert "other" == server.bodies[0]["model"]

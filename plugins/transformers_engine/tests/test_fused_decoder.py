@@ -9,7 +9,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
 from turnwise.types import SamplingParams
 from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request
@@ -273,7 +273,7 @@ def test_other_models_use_the_generic_decoder(tmp_path, config, reason, capsys):
 
     assert run("auto") == ("ManagerBackend", 16)
     assert reason in "".join(capsys.readouterr())
-    with pytest.raises(EngineError, match=f"cannot be fused: .*{reason}"):
+    with pytest.raises(ConfigError, match=f"cannot be fused: .*{reason}"):
         run("fused")
 
 

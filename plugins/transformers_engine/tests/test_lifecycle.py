@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.errors import ConfigError, EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise.weights.sources import as_numpy
@@ -260,7 +260,7 @@ def test_a_cache_smaller_than_one_context_is_refused(tiny_model):
     """The manager would crash on a long request instead of failing it."""
     config = TransformersConfig(device="cpu", num_blocks=2)
 
-    with pytest.raises(EngineError, match="the KV cache has 2 pages, too few for max_context, 100 tokens"):
+    with pytest.raises(ConfigError, match="the KV cache has 2 pages, too few for max_context, 100 tokens"):
         make_manager(config, load_model(config, ModelSpec(path=tiny_model)), max_context=100)
 
 

@@ -22,8 +22,9 @@ from turnwise.runtime.build import RunBuilder
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.local import LocalRuntime
-from turnwise.runtime.placement import plan_placement
+from turnwise.runtime.placement import check_interpreters, plan_placement
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.types import Task
 
 LaunchedRun = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring | None, Callable[[], object]]
 """The parts of a `RolloutManager`; the runtime is not started."""
@@ -39,12 +40,46 @@ def launch(config: RunConfig, host: Host | None = None, parts: OwnParts | None =
     config = resolve(config, host)  # a config that a program built is checked like one from a file
     # The small files of models: a plan, a dry run and the check of a template need no weights.
     config = pin_models(config, host, weights=False)
-    build = _launch_on_ray if config.runtime.name == "ray" else _launch_locally
+    if config.runtime.name == "ray" and find_spec("ray") is None:  # else the first actor misses it, in a traceback
+        raise ConfigError("runtime ray needs ray: pip install 'turnwise[ray]'")
     # The weights come before the first engine, in this process alone: many replicas would ask for the same files.
-    return *build(config, host, parts.get("observers", ()), given), partial(pin_models, config, host)
+    return *_launched(config, host, parts.get("observers", ()), given), partial(pin_models, config, host)
+
+
+def check_run(config: RunConfig, host: Host, tasks: Iterable[Task] = ()) -> None:
+    """
+    Build every part that a run builds before its engines start, and start nothing; Ray need not be installed.
+
+    The small files of a model on the hub are downloaded. Engines of another interpreter are not built: it may have
+    other packages.
+
+    Args:
+        config: resolved, with the plugins of `host`.
+        host: the loaded plugins.
+        tasks: the tasks of the run; each must name an agent that there is.
+
+    Raises:
+        ConfigError, DataError, PluginError, TemplateError: the run is impossible; one line for each problem.
+    """
+    placement = plan_placement(config)
+    check_interpreters(placement)
+    config = pin_models(config, host, weights=False)
+    _runtime, plan, *_ = _launched(config, host, (), {})
+    plan.specs(tasks, global_step=config.rollout.global_step, validation=config.rollout.validation)
+    if config.runtime.name == "ray":
+        builder, local = RunBuilder(config, host), {pool.name for pool in placement.pools if pool.python is None}
+        if "policy" in local:
+            builder.build_engine()
+        if "judge" in local:
+            builder.build_judge_engine()
 
 
 _Parts = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring | None]
+
+
+def _launched(config: RunConfig, host: Host, observers: Iterable[Observer], given: Mapping[str, object]) -> _Parts:
+    build = _launch_on_ray if config.runtime.name == "ray" else _launch_locally
+    return build(config, host, observers, given)
 
 
 def _launch_locally(
@@ -62,8 +97,6 @@ def _launch_locally(
 
 
 def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer], given: Mapping[str, object]) -> _Parts:
-    if find_spec("ray") is None:  # else it would be missed by the first actor, deep in a traceback
-        raise ConfigError("runtime ray needs ray: pip install 'turnwise[ray]'")
     from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
     from turnwise.runtime.ray.runtime import RayRuntime
     from turnwise.runtime.remote.reward_pool import RewardPool
@@ -71,6 +104,7 @@ def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer],
     placement = plan_placement(config)  # first, because its errors cost no time
     builder = RunBuilder(config, host, given=given)
     plan = builder.plan()
+    builder.build_router()  # each worker builds its own; this one finds errors before Ray starts
     # The other observers are built in the workers, where their events happen.
     all_observers = Observers.of([*observers, *builder.build_observers(place="driver")])
     blueprint, weights = ConfigBlueprint.of(config, host, given), build_group_weights(builder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError, EngineError
 
 
 def error_line(error: BaseException) -> str:
@@ -21,10 +21,10 @@ def error_line(error: BaseException) -> str:
 
 @contextmanager
 def engine_errors(prefix: str) -> Iterator[None]:
-    """Raise any exception of the block as a one-line `EngineError` that starts with the prefix."""
+    """Raise any exception of the block but a `ConfigError` as a one-line `EngineError` that starts with the prefix."""
     try:
         yield
-    except EngineError:
+    except (ConfigError, EngineError):
         raise
     except Exception as error:
         raise EngineError(f"{prefix}: {error_line(error)}") from error

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec, Resources
 
 
@@ -31,14 +31,14 @@ def check_model_directory(spec: ModelSpec, engine: str) -> Path:
         engine: the engine's name, for the error text.
 
     Raises:
-        EngineError: no model is configured, the directory does not exist, or it has no `config.json`.
+        ConfigError: no model is configured, the directory does not exist, or it has no `config.json`.
     """
     if spec.path is None:
-        raise EngineError(f"the {engine} engine has no model: set model.path, or engine.model")
+        raise ConfigError(f"the {engine} engine has no model: set model.path, or engine.model")
     if not spec.path.is_dir():
-        raise EngineError(f"the model directory {str(spec.path)!r} does not exist")
+        raise ConfigError(f"the model directory {str(spec.path)!r} does not exist")
     if not (spec.path / "config.json").is_file():
-        raise EngineError(f"{str(spec.path)!r} is not a model directory: it has no config.json")
+        raise ConfigError(f"{str(spec.path)!r} is not a model directory: it has no config.json")
     return spec.path
 
 

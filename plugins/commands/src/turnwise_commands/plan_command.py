@@ -1,4 +1,4 @@
-"""`turnwise plan`: where a config's replicas and workers would go; nothing is started."""
+"""`turnwise plan`: whether a config can run, and where its replicas and workers would go; nothing is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from turnwise import Host, PoolPlacement, RunConfig, RunPlacement, plan_placement
+from turnwise import Host, PoolPlacement, RunConfig, RunPlacement, check_run, plan_placement
 from turnwise.config.models import reads_weights
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
@@ -20,27 +20,36 @@ from turnwise.models.inspection import inspect_model
 from turnwise.protocols.command import OK
 from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict
+from turnwise_task_files import load_tasks
 
 
 class PlanCommand:
-    """Print the placement of a run; needs neither Ray nor a device."""
+    """Check a run and print its placement; needs neither Ray nor a device."""
 
-    help = "print where the replicas and workers of a config would go, without starting anything"
+    help = "check a config and print where its replicas and workers would go, without starting anything"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = (
             "Examples:\n"
             "  turnwise plan run.yaml\n"
             "  turnwise plan run.yaml runtime=ray runtime.num_replicas=4 runtime.num_workers=8\n"
-            "  turnwise plan run.yaml runtime.total_devices=16 engine.tensor_parallel_size=2 --json"
+            "  turnwise plan run.yaml runtime.total_devices=16 engine.tensor_parallel_size=2 --json\n\n"
+            "Reads the tasks and builds the parts of the run as `turnwise rollout` does: a config that cannot run is\n"
+            "refused with its reason. Engines are not started, and no cluster is asked: devices, models of engines\n"
+            "and other interpreters may be on other machines. With --placement-only the machine needs neither the\n"
+            "model nor the tasks.\n"
+            "Exit codes: 0; 2 for a config that cannot run."
         )
         parser.add_argument("config", help="YAML or TOML file")
         parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=4")
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        parser.add_argument("--placement-only", action="store_true", help="neither read the tasks nor build a part")
 
     def run(self, arguments: argparse.Namespace) -> int:
         config, host = load_resolved(arguments.config, arguments.overrides)
         placement = plan_placement(config)
+        if not arguments.placement_only:
+            check_run(config, host, load_tasks(config))
         model = _describe_model(config, host)
         if arguments.json:
             plan = plan_as_json(placement, config.memory) | {"open_files": plan_open_files(config), "model": model}

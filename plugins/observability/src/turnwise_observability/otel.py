@@ -80,9 +80,20 @@ def is_enabled() -> bool:
 
 
 def make_otel(config: OtelConfig, resources: Resources) -> OtelObserver:
-    """Return the observer; spans have the id on the hub, or the folder name, of the model as model name."""
+    """
+    Return the observer; spans have the id on the hub, or the folder name, of the model as model name.
+
+    Raises:
+        ConfigError: there is no endpoint.
+    """
+    _check_endpoint(config)
     model = resources.model
     return OtelObserver(config, model.name or ("" if model.path is None else model.path.name))
+
+
+def _check_endpoint(config: OtelConfig) -> None:
+    if config.endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):
+        raise ConfigError(f"observer otel: no endpoint: set its option endpoint or the variable {_ENDPOINTS[1]}")
 
 
 class OtelObserver(TimelineObserver):
@@ -126,8 +137,7 @@ class OtelObserver(TimelineObserver):
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         endpoint = self._config.endpoint
-        if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):
-            raise ConfigError(f"observer otel: no endpoint: set its option endpoint or the variable {_ENDPOINTS[1]}")
+        _check_endpoint(self._config)
         if endpoint is not None and not endpoint.endswith("/v1/traces"):
             endpoint = f"{endpoint.rstrip('/')}/v1/traces"
         # All spans of an episode are queued at once, and many episodes can end together; a full queue drops spans.

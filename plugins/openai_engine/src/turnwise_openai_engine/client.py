@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError
 from turnwise_openai_engine.config import OpenAIConfig
 from turnwise_openai_engine.output import BadOutputError, ServerFailure
 
@@ -23,7 +23,7 @@ _TEMPORARY = frozenset({408, 409, 425, 429})
 
 
 def make_session(config: OpenAIConfig) -> aiohttp.ClientSession:
-    """Return a session; `EngineError` if the key or the certificates are missing."""
+    """Return a session; `ConfigError` if the key or the certificates are missing."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s, sock_read=config.read_timeout_s)
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=config.max_connections, ssl=_tls(config))
     return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=_headers(config))
@@ -35,14 +35,14 @@ def _tls(config: OpenAIConfig) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=config.ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise EngineError(f"cannot read the certificates in {str(config.ca_file)!r}: {error}") from error
+        raise ConfigError(f"cannot read the certificates in {str(config.ca_file)!r}: {error}") from error
 
 
 def _headers(config: OpenAIConfig) -> Mapping[str, str]:
     if config.api_key_env is None:
         return {}
     if not (key := os.environ.get(config.api_key_env)):
-        raise EngineError(f"the environment variable {config.api_key_env!r}, named by api_key_env, is not set")
+        raise ConfigError(f"the environment variable {config.api_key_env!r}, named by api_key_env, is not set")
     return {"Authorization": f"Bearer {key}"}
 
 

@@ -18,7 +18,7 @@ import aiohttp
 import structlog
 from attrs import define, field
 
-from turnwise.errors import EngineError, InfrastructureError
+from turnwise.errors import ConfigError, EngineError, InfrastructureError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
@@ -281,8 +281,8 @@ class OpenAIEngine:
         name = self._config.model or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
             problem = "serves several models: set model" if name is None else f"does not serve {name!r}"
-            raise EngineError(f"{url} {problem}; it has {', '.join(sorted(models)) or 'none'}")
+            raise ConfigError(f"{url} {problem}; it has {', '.join(sorted(models)) or 'none'}")
         limit, wanted = models[name].get("max_model_len"), self._config.max_context
         if isinstance(limit, int) and wanted is not None and limit < wanted:
-            raise EngineError(f"max_context is {wanted}, but {url} serves {name!r} with {limit}")
+            raise ConfigError(f"max_context is {wanted}, but {url} serves {name!r} with {limit}")
         return VllmDialect(str(name))

@@ -1,7 +1,7 @@
 """
 Arguments and environment of SGLang's process, from the options and the model's directory.
 
-Errors that can be found without SGLang are reported here, as one `EngineError` line each.
+Errors that can be found without SGLang are reported here, as one `ConfigError` line each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise_engine_support.machine import has_gpu
 from turnwise_engine_support.model_directory import check_model_directory, model_limit, model_vocab_size
@@ -51,9 +51,9 @@ def resolve_device(config: SglangConfig) -> str:
 
 
 def check_installed() -> None:
-    """Raise `EngineError` with the install command if SGLang is missing, without importing it."""
+    """Raise `ConfigError` with the install command if SGLang is missing, without importing it."""
     if importlib.util.find_spec("sglang") is None:
-        raise EngineError(
+        raise ConfigError(
             "SGLang is not installed in this virtual environment: pip install 'turnwise-sglang-engine[cuda]', or for a"
             " CPU the two requirements files that the README of turnwise-sglang-engine names"
         )
@@ -105,10 +105,10 @@ def _memory_arguments(config: SglangConfig, device: str, longest: int) -> dict[s
 
 
 def vocab_size(spec: ModelSpec) -> int:
-    """Return the number of ids of the model; `EngineError` if its directory does not say."""
+    """Return the number of ids of the model; `ConfigError` if its directory does not say."""
     size = model_vocab_size(spec.path)
     if size is None:
-        raise EngineError(f"{str(spec.path)!r} is not a language model: its config.json has no vocab_size")
+        raise ConfigError(f"{str(spec.path)!r} is not a language model: its config.json has no vocab_size")
     return size
 
 

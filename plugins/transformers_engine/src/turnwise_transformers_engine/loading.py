@@ -1,7 +1,7 @@
 """
 Loads a model directory and makes the backend that decodes it: fused if the model allows it, else transformers' manager.
 
-Problems with the directory, the packages or the sizes are reported here, as one `EngineError` line each.
+Problems with the directory, the packages or the sizes are reported here, as one `ConfigError` line each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise_engine_support.devices import check_device
 from turnwise_engine_support.error_lines import engine_errors
@@ -43,7 +43,7 @@ def make_layout_decoder(config: TransformersConfig, model: Any, served: ServedWe
     """Make the decoder of requests with layouts. It shares the backend's model, and its cache grows as it is used."""
     capacity = config.layout_cache_tokens or 8 * max_context
     if capacity < max_context:
-        raise EngineError(f"layout_cache_tokens is {capacity}, but it must be at least max_context, {max_context}")
+        raise ConfigError(f"layout_cache_tokens is {capacity}, but it must be at least max_context, {max_context}")
     from turnwise_transformers_engine.layout_decoder import LayoutDecoder
 
     return LayoutDecoder(model, capacity, config.max_batch_tokens, config.seed, served=served)
@@ -54,7 +54,7 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeig
     Load the model and make its backend, which is not started. Blocks until that is done.
 
     Raises:
-        EngineError: a package is missing, the directory is not a causal language model or lacks weights, or the cache
+        ConfigError: a package is missing, the directory is not a causal language model or lacks weights, or the cache
             cannot hold `max_context` tokens.
     """
     model = load_model(config, spec)
@@ -66,7 +66,7 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeig
                 log.info("the fused decoder is slower here", reason=text)
             return backend
         if config.decoder == "fused":
-            raise EngineError(f"engine.decoder is 'fused', but {str(spec.path)!r} cannot be fused: {text}")
+            raise ConfigError(f"engine.decoder is 'fused', but {str(spec.path)!r} cannot be fused: {text}")
         log.info("the generic decoder is used", reason=text)
     manager = make_manager(config, model, max_context)
     return ManagerBackend(manager, served, config.tokens_per_page, config.prefix_caching)
@@ -122,7 +122,7 @@ def _load_model(config: TransformersConfig, spec: ModelSpec, torch: Any, transfo
     )
     if missing := sorted(info["missing_keys"]):
         # transformers would initialise them randomly.
-        raise EngineError(f"{str(spec.path)!r} lacks {len(missing)} weights of its model, such as {missing[0]!r}")
+        raise ConfigError(f"{str(spec.path)!r} lacks {len(missing)} weights of its model, such as {missing[0]!r}")
     return model.to(device).eval()
 
 
@@ -169,13 +169,13 @@ def _num_blocks(config: TransformersConfig, max_context: int) -> int:
 
 
 def _check_capacity(manager: Any, max_context: int) -> None:
-    """Raise `EngineError` if one request can overflow the cache: the manager would crash instead of failing it."""
+    """Raise `ConfigError` if one request can overflow the cache: the manager would crash instead of failing it."""
     from transformers.generation.continuous_batching.requests import RequestState
 
     empty = RequestState(request_id="", initial_tokens=[])
     cache = manager.batch_processor.cache
     if not cache.can_store_request_tokens(empty, max_context, dry_run=True):
-        raise EngineError(
+        raise ConfigError(
             f"the KV cache has {cache.num_blocks} pages, too few for max_context, {max_context} tokens:"
             " raise num_blocks or memory_fraction, or lower max_context"
         )

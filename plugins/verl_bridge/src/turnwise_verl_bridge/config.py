@@ -15,7 +15,8 @@ class VerlEngineConfig:
     Options of the facade over verl's servers; the bridge sets them from verl's config.
 
     Attributes:
-        max_context: limit of prompt and response tokens together; null leaves the check to verl.
+        max_context: limit of prompt and response tokens together; null leaves the check to verl. This engine
+            works only inside verl.
     """
 
     max_context: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

@@ -1,7 +1,7 @@
 """
 Launches `AsyncLLM` for a model directory.
 
-Problems with the directory, the packages or the sizes are reported here, as one `EngineError` line each. Only this
+Problems with the directory, the packages or the sizes are reported here, as one `ConfigError` line each. Only this
 module depends on which build of vLLM is installed.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise_engine_support.arguments import unknown_argument
 from turnwise_engine_support.diagnosis import installed_version, release
@@ -75,7 +75,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
     Start vLLM's processes. Blocks until they are ready.
 
     Raises:
-        EngineError: vLLM is missing, too old or the wrong build, the directory is not a model, an argument is unknown,
+        ConfigError: vLLM is missing, too old or the wrong build, the directory is not a model, an argument is unknown,
             or vLLM failed to start. In the last case vLLM's own lines on stderr say more.
     """
     directory = check_model_directory(spec, "vllm")
@@ -227,18 +227,18 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def _check_device(config: VllmConfig) -> str:
-    """Return the device of the installed vLLM; `EngineError` if it is missing, too old or the wrong build."""
+    """Return the device of the installed vLLM; `ConfigError` if it is missing, too old or the wrong build."""
     found, device = installed_build()
     if not found:
-        raise EngineError(f"vLLM is not installed in this virtual environment: {INSTALL}")
+        raise ConfigError(f"vLLM is not installed in this virtual environment: {INSTALL}")
     if release(found) < release(OLDEST):
-        raise EngineError(f"the vllm engine needs vLLM {OLDEST} or later, found {found}: {INSTALL}")
+        raise ConfigError(f"the vllm engine needs vLLM {OLDEST} or later, found {found}: {INSTALL}")
     if config.device not in ("auto", device):
-        raise EngineError(f"device is {config.device!r}, but the installed vLLM is built for {device}: {INSTALL}")
+        raise ConfigError(f"device is {config.device!r}, but the installed vLLM is built for {device}: {INSTALL}")
     return device
 
 
 def _check_names(arguments: Mapping[str, Any], arguments_class: Any) -> None:
     known = [each.name for each in dataclasses.fields(arguments_class)]
     if error := unknown_argument(arguments, known):
-        raise EngineError(f"vLLM has {error}")
+        raise ConfigError(f"vLLM has {error}")

@@ -1,8 +1,10 @@
-"""Base class of the actors that send requests to replicas: workers and reward workers."""
+"""Base classes of the actors, and of those that send requests to replicas: workers and reward workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from attrs import frozen
 
@@ -11,6 +13,9 @@ from turnwise.runtime.remote.channel import ChannelAddress
 from turnwise.runtime.remote.replica_links import ReplicaLinks
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.types import Capabilities
+
+P = ParamSpec("P")
+A = TypeVar("A", bound="LocatedActor")
 
 
 @frozen
@@ -23,8 +28,38 @@ class PoolSpec:
     restart_timeout_s: float = 60.0
 
 
+def keep_error(build: Callable[Concatenate[A, P], None]) -> Callable[Concatenate[A, P], None]:
+    """
+    Let an actor live although its constructor raises; `LocatedActor.check_built` raises the error.
+
+    Otherwise Ray prints the traceback of the constructor, over a hundred lines, before the driver prints the reason.
+    Ray also hides the class of the error then, by which the driver knows that another attempt is useless.
+    """
+
+    @wraps(build)
+    def build_or_keep(self: A, *arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            build(self, *arguments, **options)
+        except Exception as error:  # noqa: BLE001 - raised by the first call
+            self.build_error = error
+
+    return build_or_keep
+
+
 class LocatedActor:
-    """An actor that knows its place."""
+    """
+    An actor that knows its place.
+
+    Attributes:
+        build_error: raised by the constructor; the actor is of no use then.
+    """
+
+    build_error: Exception | None = None
+
+    async def check_built(self) -> None:
+        """Raise the error of the constructor."""
+        if self.build_error is not None:
+            raise self.build_error
 
     async def locate(self) -> tuple[str, list[str]]:
         """Return the id of this node, and the ids of the GPUs that Ray has reserved for the actor."""

@@ -10,7 +10,7 @@ import structlog
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.pool_client import LocatedActor
+from turnwise.runtime.ray.pool_client import LocatedActor, keep_error
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.channel import ChannelAddress, ChannelServer, Send
 from turnwise.runtime.remote.replica_server import ReplicaServer
@@ -26,6 +26,7 @@ class ReplicaActor(LocatedActor):
     It builds its engine from the blueprint. All methods but the constructor run on the actor's event loop.
     """
 
+    @keep_error
     def __init__(self, blueprint: Blueprint, max_in_flight: int, coalesce_s: float, pool: str = "policy") -> None:
         self._engine = blueprint.make_engine() if pool == "policy" else blueprint.make_judge_engine()
         self._memory = EngineMemory(self._engine)

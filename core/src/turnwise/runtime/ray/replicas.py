@@ -67,6 +67,7 @@ class ReplicaGroup:
         options = await self.placement_groups.actor_options(slot.index, timeout_s)
         arguments = (self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
         handle = await self.cluster.start_actor(ReplicaActor, slot, options, *arguments, timeout_s=timeout_s)
+        await first_reply(handle, handle.check_built.remote(), timeout_s)
         self.capabilities = await first_reply(handle, handle.start.remote(), timeout_s)
         watch = handle.watch.remote()
         self._addresses[slot.index] = await first_reply(handle, handle.listen.remote(), timeout_s)

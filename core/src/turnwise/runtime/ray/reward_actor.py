@@ -16,7 +16,7 @@ from structlog.contextvars import bound_contextvars
 from turnwise.errors import ConfigError, InfrastructureError, is_cancelled
 from turnwise.record.result import as_score
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec
+from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec, keep_error
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
 from turnwise.runtime.remote.result_wire import ToDriver, unpack_episodes
@@ -35,6 +35,7 @@ class RewardActor(PoolClientActor):
     one episode after the other, so that the event loop stays responsive.
     """
 
+    @keep_error
     def __init__(self, name: str, blueprint: Blueprint, pools: Mapping[str, PoolSpec], scores_groups: bool) -> None:
         super().__init__(name, blueprint.make_router, pools)
         judge = self._pools.get("judge")

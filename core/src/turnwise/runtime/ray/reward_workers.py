@@ -38,6 +38,7 @@ class RewardGroup:
         pools = {name: pool.spec for name, pool in self.pools.items()}
         arguments = (slot.name, self.blueprint, pools, self.driver is not None)
         handle = await self.cluster.start_actor(RewardActor, slot, options, *arguments, timeout_s=timeout_s)
+        await first_reply(handle, handle.check_built.remote(), timeout_s)
         await first_reply(handle, handle.stats.remote(), timeout_s)
         watch = handle.watch.remote()
         # No await from here on, for the reason given in `ReplicaGroup.start`.

@@ -18,7 +18,7 @@ import structlog
 from attrs import define, evolve, field
 
 from turnwise.config.runtime import RuntimeConfig
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError, EngineError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Wait
 from turnwise.protocols.weights import UpdateReport
@@ -126,7 +126,7 @@ class RayRuntime:
         return self.policy.capabilities
 
     async def start(self) -> None:
-        """Connect to the cluster and start every actor; `EngineError` with the reason if one does not start."""
+        """Connect to the cluster and start every actor; errors with the reason if one does not start."""
         assert self.placement is not None  # __attrs_post_init__ has made it
         # Before Ray starts, which takes seconds, and long before an actor fails.
         check_interpreters(self.placement)
@@ -218,7 +218,7 @@ class RayRuntime:
                 self._supervise_slot(self.policy, slots[index])
             try:
                 await wait_until_started(slots[old:])
-            except EngineError:
+            except (ConfigError, EngineError):
                 await self.policy.remove_from(old)
                 raise
             await self.policy.remove_from(num_replicas)

@@ -18,7 +18,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec
+from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec, keep_error
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.event_forwarding import EventForwarder, Events
 from turnwise.runtime.remote.result_wire import ToDriver, pack_episodes
@@ -43,6 +43,7 @@ class WorkerActor(PoolClientActor):
     It builds its components from the blueprint. All methods but the constructor run on the actor's event loop.
     """
 
+    @keep_error
     def __init__(self, name: str, blueprint: Blueprint, pools: Mapping[str, PoolSpec], reward_tries: int = 0) -> None:
         super().__init__(name, blueprint.make_router, pools)
         self._pool = self._pools["policy"]

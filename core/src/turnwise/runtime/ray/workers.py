@@ -55,6 +55,7 @@ class WorkerGroup:
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
         arguments = (slot.name, self.blueprint, pools, reward_tries)
         handle = await self.cluster.start_actor(WorkerActor, slot, options, *arguments, timeout_s=timeout_s)
+        await first_reply(handle, handle.check_built.remote(), timeout_s)
         self._doubts[slot.index].clear()
         stats = await first_reply(handle, handle.stats.remote(), timeout_s)
         self._max_in_flight[slot.index] = int(stats["max_in_flight"])

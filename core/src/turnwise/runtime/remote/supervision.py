@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import structlog
 from attrs import define, field, frozen
 
-from turnwise.errors import ConfigError, EngineError
+from turnwise.errors import ConfigError, DataError, EngineError, TemplateError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import ActorRestarted
 
@@ -56,6 +56,7 @@ class ActorSlot:
         leave_by: time of the loop at which a leaving actor hands over the work that is left.
         retired: no other actor follows one that leaves.
         killed: the driver has killed the actor, so its work is not to blame.
+        refusal: text of an error of the config, which every further start would meet.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class ActorSlot:
     leave_by: float = inf
     retired: bool = False
     killed: bool = False
+    refusal: str = ""
     supervision: asyncio.Task[None] | None = None
 
     @property
@@ -152,9 +154,11 @@ class Supervisor:
                 slot.settled.set()
                 await group.watch_actor(slot, watch)
             except Exception as error:  # noqa: BLE001 - an error of one actor must not end the supervision of others
-                slot.last_error = failure_reason(error)
+                slot.last_error, original = failure_reason(error), _original_of(error)
                 # Another attempt would meet the same config and the same occupied devices.
-                permanent = isinstance(error, ConfigError | PlacementError)
+                if isinstance(original, ConfigError | DataError | TemplateError):
+                    slot.refusal = str(original)
+                permanent = bool(slot.refusal) or isinstance(original, PlacementError)
             # The run may have been stopped during the awaits above. Then `RayRuntime.stop` ends the actors.
             if self.stopping:
                 return
@@ -205,10 +209,18 @@ class Supervisor:
 
 
 async def wait_until_started(slots: list[ActorSlot]) -> None:
-    """Wait until every slot has had an actor; `EngineError` with the reason in one line if one was given up."""
+    """
+    Wait until every slot has had an actor.
+
+    Raises:
+        ConfigError: one was given up because of the config, and what it found.
+        EngineError: one was given up for another reason, which is in the same line.
+    """
     # In the order of the start: the first failure causes the later ones.
     for slot in slots:
         await slot.settled.wait()
+        if slot.given_up and slot.refusal:
+            raise ConfigError(f"{slot.name} could not be started: {slot.refusal}")
         if slot.given_up:
             tries = f" ({slot.failed_starts} tries)" if slot.failed_starts > 1 else ""
             raise EngineError(f"{slot.name} could not be started: {slot.last_error}{tries}")
@@ -216,11 +228,16 @@ async def wait_until_started(slots: list[ActorSlot]) -> None:
 
 def failure_reason(error: BaseException) -> str:
     """Return class and first line of an error, without the task groups and Ray's errors around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    cause = getattr(error, "cause", None)
-    original = cause if isinstance(cause, BaseException) else error
+    original = _original_of(error)
     lines = [line for line in _COLOURS.sub("", str(original)).splitlines() if line.strip()] or [""]
     if len(lines) > 1 and "error raised in its creation task" in lines[0]:
         return lines[-1].strip()  # Ray puts the whole traceback of the constructor into the text
     return f"{type(original).__name__}: {lines[0].strip()}"
+
+
+def _original_of(error: BaseException) -> BaseException:
+    """Return the error inside of task groups and of Ray's error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error

@@ -204,7 +204,7 @@ INSTEAD: Final[dict[str, tuple[Any, ...]]] = {
     "train.algorithm.overlong.max_length": (64, None),
     "train.sharding.gpus_per_process": (0.0, None),
 }
-"""Values in place of those that the types and bounds give, because of rules between keys."""
+"""Values in place of the ones that the types and bounds give, because of rules between keys."""
 
 _PATIENCE: Final = {"data": {"validation_path": "data.jsonl"}, "train": {"validation": {"every": 1}}}
 _NO_TAGS: Final = {"parser": {"reasoning_open_tag": "", "reasoning_close_tag": ""}}

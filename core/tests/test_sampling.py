@@ -44,7 +44,7 @@ def test_some_options_are_refused(extra, text):
     ],
 )
 def test_an_engine_refuses_an_unknown_option_by_name(known, text):
-    """The error names the option and those that the engine knows."""
+    """The error names the option and the ones that the engine knows."""
     with pytest.raises(ConfigError) as caught:
         Capabilities(sampling_options=frozenset(known)).check_extra(SamplingParams(extra={"min_p": 0.1}))
 

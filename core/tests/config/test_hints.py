@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 
 CASES = {
     "rollout.temperature=0.5": "rollout.temperature: unknown key; did you mean 'rollout.sampling.temperature'?",
-    "rollout.num_workers=2": "rollout.num_workers: unknown key; did you mean 'runtime.num_workers'?",
+    "rollout.num_workers=2": "rollout.num_workers: unknown key; a key of verl; use runtime.num_workers",
     "rollout.max_tokens=20": "rollout.max_tokens: unknown key; did you mean 'rollout.sampling.max_tokens'?",
     "rollout.temprature=1": "rollout.temprature: unknown key; did you mean 'rollout.sampling.temperature'?",
     "rollout.promt_length=1": "rollout.promt_length: unknown key; did you mean 'prompt_length'?",
@@ -49,7 +49,7 @@ def test_the_command_line_shows_the_hint(tmp_path, capsys):
     assert main(["config", "show", str(config), "rollout.num_workers=2", "engine.temperature=1"]) == 2
     shown = capsys.readouterr().err
     assert CASES["rollout.num_workers=2"] in shown
-    assert "engine.temperature: unknown key; did you mean 'rollout.sampling.temperature'?" in shown
+    assert "engine.temperature: unknown key; a key of TRL; use rollout.sampling.temperature" in shown
 
 
 @pytest.mark.parametrize("place", [place for place in _places_below(RunConfig, "") if "." in place])

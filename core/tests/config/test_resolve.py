@@ -166,10 +166,3 @@ def test_own_code_comes_from_allowed_modules_only():
         "tools.0: module 'other' is not allowed; list it in modules, which holds min, mine.reward, others",
         "tools.1: file './own.py' is not allowed; list it in modules, which holds min, mine.reward, others",
     ]
-
-
-def test_engines_need_a_plugin():
-    """A replica loads one plugin, so no code of the user's own."""
-    config = config_of(engine=Choice("m:E"), modules=("m",))
-    expected = "engine: unknown engine 'm:E'; none is installed"
-    assert expected == complaint(ConfigError, resolve, config, host_with(agents="a"))

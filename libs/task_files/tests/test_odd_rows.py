@@ -230,7 +230,7 @@ KWARGS = st.dictionaries(
     index=st.booleans(),
 )
 def test_formats_give_equal_tasks(tmp_path_factory, rows, index):
-    """A column of Parquet gives each row the keys of all rows; those that a row did not have are removed."""
+    """A column of Parquet gives each row the keys of all rows; the ones that a row did not have are removed."""
     folder = tmp_path_factory.mktemp("rows")
     made = []
     for number, (tools, interaction) in enumerate(rows):

@@ -231,7 +231,7 @@ class Episode(Protocol):
         """Ask the configured user simulator for its answer to `messages`."""
 
     def note_limit(self, name: str, value: int) -> None:
-        """Note that the agent ends the episode by a limit of its own; `name` is the option, such as `max_turns`."""
+        """Note that the agent ends the episode by its own limit; `name` is the option, such as `max_turns`."""
 
     def record_metric(self, name: str, value: float) -> None:
         """Add to a number of this episode's metrics; a level or a maximum makes no sense as a sum."""

@@ -42,7 +42,7 @@ class EpisodeResult:
         status: how it ended.
         fault: the reason, for every status but completed and plain truncation.
         limit: the limit that ended it: of every truncated episode, and of a completed one whose agent counts to a
-            limit of its own, such as `max_turns`. None when no limit ended it, or when it is not known.
+            own limit, such as `max_turns`. None when no limit ended it, or when it is not known.
         trajectories: one or more records; none when it failed before its prompt was made.
         scores: one per trajectory, empty when it was not scored.
         messages: the conversation as text.

@@ -6,7 +6,7 @@ import sys
 
 
 def hide_progress_bars() -> None:
-    """Hide the bars of transformers where standard error is no terminal: they would stand among the lines of a log."""
+    """Hide the bars of transformers where standard error is no terminal: they would break the lines of a log."""
     if not sys.stderr.isatty():
         from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""Base classes of the actors, and of those that send requests to replicas: workers and reward workers."""
+"""Base classes of the actors, and of the senders of requests to replicas: workers and reward workers."""
 
 from __future__ import annotations
 

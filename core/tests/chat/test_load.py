@@ -79,7 +79,7 @@ class TestLoading:
         cases = {
             r"model\.path: a chat template needs the directory": ModelSpec(),
             r"model\.path: .* no directory '.*nowhere'": ModelSpec(path=tmp_path / "nowhere"),
-            r"model\.path: no tokenizer can be loaded from '.*empty'": ModelSpec(path=empty),
+            r"model\.path: '.*empty' has no tokenizer files": ModelSpec(path=empty),
             r"model\.chat_template: cannot read '.*nowhere'": ModelSpec(
                 path=folder, chat_template=tmp_path / "nowhere"
             ),

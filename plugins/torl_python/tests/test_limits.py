@@ -34,8 +34,8 @@ class TestLimits:
 
     def test_an_output_that_does_not_fit_is_not_appended(self, converse):
         """The program ran, and the record ends with the model's turn."""
-        text = call("1 + 1")
-        done = converse(text, limits={"response_length": len(text) + 5})
+        text = call("print('a' * 100)")
+        done = converse(text, limits={"response_length": len(text) + 30})
         assert done.result.status is Status.TRUNCATED
         assert (done.episode.memory["calls"], shown(done)) == (1, [])
 

@@ -1,4 +1,4 @@
-"""Base classes of the actors, and of those that send requests to replicas: workers and reward workers."""
+"""Base class of every actor, and the base class of workers and reward workers, which send requests to replicas."""
 
 from __future__ import annotations
 

@@ -184,8 +184,23 @@ def search(found: Sequence[Entry], try_out: Callable[[Sequence[Entry]], str]) ->
     if len(found) == 1:
         return {found[0].name: text}
     half = len(found) // 2
-    failed = search(found[:half], try_out) | search(found[half:], try_out)
-    return failed or {" with ".join(each.name for each in found): text}
+    if failed := search(found[:half], try_out) | search(found[half:], try_out):
+        return failed
+    few = [*_needed(found[:half], found[half:], try_out), *_needed(found[half:], found[:half], try_out)]
+    return {" with ".join(each.name for each in few): text}
+
+
+def _needed(
+    found: Sequence[Entry], others: Sequence[Entry], try_out: Callable[[Sequence[Entry]], str]
+) -> Sequence[Entry]:
+    """Return the few entries that fail with the others, as all of them do."""
+    if len(found) == 1:
+        return found
+    first, second = found[: len(found) // 2], found[len(found) // 2 :]
+    for part in (first, second):
+        if try_out([*part, *others]):
+            return _needed(part, others, try_out)
+    return [*_needed(first, [*second, *others], try_out), *_needed(second, [*first, *others], try_out)]
 
 
 def write_site(folder: Path) -> Path:
@@ -210,7 +225,8 @@ def write_site(folder: Path) -> Path:
     lines = "\n".join(map(json.dumps, rows))
     (folder / "data.jsonl").write_text(lines, encoding="utf-8")
     (folder / "data.json").write_text(json.dumps(rows), encoding="utf-8")
-    (folder / "data.csv").write_text("prompt,question\n" + "".join(f"{q},{q}\n" for q in questions), encoding="utf-8")
+    table = "prompt,question,truth,ground_truth,user_goal\n" + "".join(f"{q},{q},3,3,A sum.\n" for q in questions)
+    (folder / "data.csv").write_text(table, encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(rows), folder / "data.parquet")
     package = site / "matrix_data"
     package.mkdir()

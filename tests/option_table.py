@@ -316,7 +316,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "weight_transports/nccl": _GPU,
     "runtime.device=gpu": _GPU,
     "judge.pool.device=gpu": _GPU,
-    "runtime.ray.address": "needs that cluster; the runs on Ray here connect to one",
+    "runtime.ray.address": "needs that cluster",
     "observers/wandb": "needs an account, or writes files of megabytes; the plugin's own tests run it",
     "observers/mlflow": "needs a store; the plugin's own tests run it",
     "tools/python.sandbox.tier": "depends on the kernel; the plugin's own tests run each tier that the machine has",

@@ -1,8 +1,9 @@
 """
-The matrix of options: each documented value of each key, and each plugin's part with its options, on both runtimes.
+The matrix of options: each documented value of each key, and each plugin's part with its options.
 
 All plugins of this repository are installed. Values that do not contradict each other share a config, and a config that
-fails is cut in halves until the value is found. Every value is planned, and what a plan accepts is rolled out.
+fails is cut in halves until the value is found. Every value is planned on both runtimes, and what a plan accepts is
+rolled out on the runtime local.
 """
 
 from __future__ import annotations
@@ -193,43 +194,3 @@ def test_each_value_is_rolled_out_locally(host: Host, folder: Path) -> None:
 
     assert failed == {}
     assert len(found) > 600
-
-
-@pytest.fixture(scope="module")
-def ray_site(folder: Path, ray_head: str) -> Iterator[None]:
-    """A connection to Ray whose actors find the plugin of the folder."""
-    import ray
-    from actor_coverage import make_runtime_env
-
-    environment = make_runtime_env(folder / "site")
-    environment["env_vars"] |= {"MATRIX_KEY": "key-1", "MATRIX_SECRET": "s" * 40, "WANDB_MODE": "offline"}
-    ray.init(address=ray_head, namespace="turnwise", runtime_env=environment)
-    yield
-    ray.shutdown()
-
-
-def for_ray(host: Host) -> list[Entry]:
-    """Return every value of the core's keys, and of each part one config with a value of each of its options."""
-    found: list[Entry] = []
-    seen: set[str] = set()
-    for each in entries(host, on_ray=True):
-        key = each.name.partition("=")[0]
-        if "/" not in key or key not in seen:
-            found.append(each)
-        seen.add(key)
-    left_out = [*refused_on("ray"), *ELSEWHERE]
-    return _of_runtime([each for each in found if not is_of(each.name, left_out)], "ray")
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_site")
-def test_each_value_is_rolled_out_on_ray(host: Host, folder: Path) -> None:
-    """Two tasks finish on Ray, with a reward worker where a group reward needs one."""
-    found = for_ray(host)
-    failed: dict[str, str] = {}
-    for members in rounds(found):
-        failed |= search(members, partial(roll_out, folder, "ray"))
-
-    assert failed == {}
-    assert len(found) >= 300

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.errors import ReplicaDiedError
+from turnwise.errors import ConfigError, EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise_sglang_engine import SglangConfig, SglangEngine
@@ -30,9 +30,9 @@ def group_of(engine):
     return found
 
 
-def start_failure(make, **options):
+def start_failure(make, kind=EngineError, **options):
     engine = make(**options)
-    return str(asyncio.run(failure_of(engine.start())))
+    return str(asyncio.run(failure_of(engine.start(), kind)))
 
 
 def test_a_missing_sglang_is_reported(small_model, monkeypatch):
@@ -40,7 +40,7 @@ def test_a_missing_sglang_is_reported(small_model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     engine = SglangEngine(SglangConfig(model=small_model, device="cpu"), Resources())
 
-    assert str(asyncio.run(failure_of(engine.start()))).startswith(
+    assert str(asyncio.run(failure_of(engine.start(), ConfigError))).startswith(
         "SGLang is not installed in this virtual environment: pip install 'turnwise-sglang-engine[cuda]'"
     )
 
@@ -51,12 +51,13 @@ def test_a_wrong_model_directory_is_refused(tmp_path):
     def make(path):
         return lambda: SglangEngine(SglangConfig(device="cpu"), Resources(model=ModelSpec(path=path)))
 
-    assert start_failure(make(None)) == "the sglang engine has no model: set model.path, or engine.model"
+    assert start_failure(make(None), ConfigError) == "the sglang engine has no model: set model.path, or engine.model"
     missing = tmp_path / "no"
-    assert start_failure(make(missing)) == f"the model directory '{missing}' does not exist"
-    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is not a model directory: it has no config.json"
+    assert start_failure(make(missing), ConfigError) == f"the model directory '{missing}' does not exist"
+    assert start_failure(make(tmp_path), ConfigError) == f"'{tmp_path}' is not a model directory: it has no config.json"
     (tmp_path / "config.json").write_text("{}")
-    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is not a language model: its config.json has no vocab_size"
+    no_size = start_failure(make(tmp_path), ConfigError)
+    assert no_size == f"'{tmp_path}' is not a language model: its config.json has no vocab_size"
 
 
 def test_an_unknown_argument_is_named(make_fake_engine):

@@ -222,14 +222,14 @@ def serve_generic(serve, decoder):
     return serve
 
 
-def start_failure(path, **options):
+def start_failure(path, kind=EngineError, **options):
     engine = TransformersEngine(TransformersConfig(device="cpu", **options), Resources(model=ModelSpec(path=path)))
-    return str(asyncio.run(failure_of(engine.start())))
+    return str(asyncio.run(failure_of(engine.start(), kind)))
 
 
 def test_a_wrong_model_directory_is_refused(tmp_path):
     """The directory may be missing, or contain another kind of model."""
-    missing = start_failure(tmp_path / "no")
+    missing = start_failure(tmp_path / "no", ConfigError)
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     other = start_failure(tmp_path)
 
@@ -244,7 +244,7 @@ def test_missing_weights_are_reported(tmp_path, save_model):
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, path, metadata={"format": "pt"})
 
-    assert start_failure(tmp_path) == (
+    assert start_failure(tmp_path, ConfigError) == (
         f"'{tmp_path}' lacks 1 weights of its model, such as 'model.layers.1.mlp.up_proj.weight'"
     )
 
@@ -267,7 +267,7 @@ def test_a_cache_smaller_than_one_context_is_refused(tiny_model):
 FRESH_PROCESS = """
 import asyncio, sys
 from pathlib import Path
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
@@ -277,7 +277,7 @@ if "no torch" in sys.argv:
 try:
     asyncio.run(TransformersEngine(config, Resources()).start())
     print("started")
-except EngineError as error:
+except ConfigError as error:
     print(error)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from turnwise.errors import ConfigError, EngineError
+from turnwise.errors import ConfigError, EngineError, TurnwiseError
 
 
 def error_line(error: BaseException) -> str:
@@ -20,11 +20,17 @@ def error_line(error: BaseException) -> str:
 
 
 @contextmanager
-def engine_errors(prefix: str) -> Iterator[None]:
-    """Raise any exception of the block but a `ConfigError` as a one-line `EngineError` that starts with the prefix."""
+def engine_errors(prefix: str, kind: type[TurnwiseError] = EngineError) -> Iterator[None]:
+    """
+    Raise any exception of the block but a `ConfigError` or `EngineError` as one line that starts with the prefix.
+
+    Args:
+        prefix: of the text.
+        kind: of the error; `ConfigError` if another attempt would meet it again.
+    """
     try:
         yield
     except (ConfigError, EngineError):
         raise
     except Exception as error:
-        raise EngineError(f"{prefix}: {error_line(error)}") from error
+        raise kind(f"{prefix}: {error_line(error)}") from error

@@ -100,7 +100,7 @@ def make_manager(config: TransformersConfig, model: Any, max_context: int) -> An
 
 
 def _import_packages() -> tuple[Any, Any]:
-    with engine_errors("the transformers engine cannot import torch and transformers"):
+    with engine_errors("the transformers engine cannot import torch and transformers", ConfigError):
         import torch
         import transformers
 

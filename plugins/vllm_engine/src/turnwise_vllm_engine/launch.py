@@ -83,7 +83,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
     # vLLM reads some settings when a module is imported, here and in the processes that it spawns.
     num_bundles = count_bundles()
     with _environment(_settings(config, device) | (_ray_settings() if num_bundles > 1 else {})):
-        with engine_errors("the vllm engine cannot import vLLM"):
+        with engine_errors("the vllm engine cannot import vLLM", ConfigError):
             import vllm
             from vllm.exceptions import VLLMClientError
             from vllm.sampling_params import RequestOutputKind

@@ -37,7 +37,7 @@ def keep_error(build: Callable[Concatenate[A, P], None]) -> Callable[Concatenate
     """
 
     @wraps(build)
-    def build_or_keep(self: A, *arguments: P.args, **options: P.kwargs) -> None:
+    def build_or_keep(self: A, /, *arguments: P.args, **options: P.kwargs) -> None:
         try:
             build(self, *arguments, **options)
         except Exception as error:  # noqa: BLE001 - raised by the first call

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import field, frozen, validators
@@ -96,6 +96,7 @@ class FinishReason(StrEnum):
         has_stop: a stop token or a stop string ended the turn, and `GenerateResult.stop_reason` names it.
     """
 
+    _value_: str
     is_final: bool
     is_cut: bool
     has_stop: bool
@@ -104,11 +105,13 @@ class FinishReason(StrEnum):
     LENGTH = "length", True, True, False
     ABORT = "abort", False, False, False
 
-    def __new__(cls, value: str, is_final: bool, is_cut: bool, has_stop: bool) -> FinishReason:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.is_final, member.is_cut, member.has_stop = is_final, is_cut, has_stop
-        return member
+    if not TYPE_CHECKING:  # mypy would ask for all arguments where a reason is looked up by its value
+
+        def __new__(cls, value: str, is_final: bool, is_cut: bool, has_stop: bool) -> FinishReason:
+            member = str.__new__(cls, value)
+            member._value_ = value
+            member.is_final, member.is_cut, member.has_stop = is_final, is_cut, has_stop
+            return member
 
 
 @frozen(kw_only=True)

@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 from turnwise.chat.template import ChatTemplate
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
-from turnwise.episode.setup import EpisodeContext, Limits
+from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
 from turnwise.protocols import Agent, Chat, Episode, Resources, Reward, Tool
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
@@ -126,7 +126,7 @@ def make_task(number: int = 0, **changes: Any) -> Task:
 class RecordingEngine:
     """Passes on to an engine and keeps its answers by trajectory id, in order."""
 
-    engine: ScriptedEngine
+    engine: EngineClient
     answers: dict[str, list[GenerateResult]] = field(factory=dict)
 
     @property
@@ -231,7 +231,7 @@ class AgentProbe:
         task: Task,
         *,
         agent: Agent | None = None,
-        engine: ScriptedEngine | None = None,
+        engine: EngineClient | None = None,
         limits: Limits | None = None,
         reward: Reward | None = None,
         abort_after_s: float | None = None,

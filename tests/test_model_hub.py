@@ -193,7 +193,7 @@ def test_plan_and_doctor_say_where_the_model_is(tmp_path, tiny, hub):
     hub.push(NAME, tiny)
     folder = write_run(tmp_path)
     looks = {
-        "plan": (["plan", "run.yaml", "--json"], {}),
+        "plan": (["plan", "run.yaml", "--json", "--placement-only"], {}),
         "doctor": (["doctor", "machine", "--config", "run.yaml", "--json"], {}),
     }
     before = run_cases(folder, hub, looks)

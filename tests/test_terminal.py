@@ -173,6 +173,7 @@ def test_a_console_escapes_what_any_part_prints(text: str) -> None:
 PROGRAMS: Final = (
     "core/src/turnwise/cli/__init__.py",
     "core/src/turnwise/events/logging.py",
+    "core/src/turnwise/models/gguf_converter.py",
     "core/src/turnwise/runtime/ray/actor_lines.py",
     "core/src/turnwise/terminal.py",
     "libs/testing/src/turnwise_testing/actor_run.py",

@@ -46,6 +46,7 @@ def test_numbers():
         "num_tool_calls": 3,
         "num_tool_errors": 1,
         "num_tokens": {"prompt": 8, "action": 8, "observation": 4, "forced": 4},
+        "limits": {},
         "mask_ratio": 0.5,
         "extra": {"a": {"sum": 0.5, "mean": 0.125}, "hits": {"sum": 4.0, "mean": 1.0}},
         "action_tokens_per_s": 4.0,

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import DataError
+from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
@@ -207,10 +208,14 @@ class TestFile:
         """Every attribute of a result has its column, so that no new one is forgotten."""
         metrics = {a.name for a in attrs.fields(EpisodeMetrics)} - {"extra"} | {"metrics_extra"}
         fault = {f"fault_{a.name}" for a in attrs.fields(Fault)}
-        elsewhere = {"task", "fault", "trajectories", "scores", "metrics", "unfinished"}  # the last in its own file
+        limit = {f"limit_{a.name}" for a in attrs.fields(ReachedLimit)}
+        elsewhere = {"task", "fault", "limit", "trajectories", "scores", "metrics"}
+        elsewhere.add("unfinished")  # in its own file
         result = {a.name for a in attrs.fields(EpisodeResult)} - elsewhere
         task = {a.name for a in attrs.fields(Task)} - {"extra", "messages", "agent_name"}
-        assert metrics | fault | result | task | {"task_messages", "task_agent_name", "task_extra"} <= set(SCHEMA.names)
+        assert metrics | fault | limit | result | task | {"task_messages", "task_agent_name", "task_extra"} <= set(
+            SCHEMA.names
+        )
 
     def test_parquet_is_plain_and_readable_by_others(self, tmp_path):
         """Numbers are numbers, texts are texts, the rest is JSON, and the texts are decoded."""
@@ -503,6 +508,6 @@ class TestTrainingStep:
         table = pq.read_table(write(tmp_path / "t.parquet", episode(trajectory()))).drop_columns(["uid"])
         pq.write_table(table.replace_schema_metadata({"turnwise_schema": "99"}), tmp_path / "t.parquet")
         with pytest.raises(
-            DataError, match="of another version: 99 in the file, but this turnwise reads versions 1 to 2"
+            DataError, match="of another version: 99 in the file, but this turnwise reads versions 1 to 3"
         ):
             read_results(tmp_path / "t.parquet")

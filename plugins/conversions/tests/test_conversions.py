@@ -208,7 +208,7 @@ def test_the_command_writes_each_format(run, tmp_path, capsys):
     ("arguments", "text"),
     [
         (["--to", "sft"], "--to sft needs --model"),
-        (["--to", "sft", "--model", "nowhere"], "--model nowhere: no such folder"),
+        (["--to", "sft", "--model", "nowhere"], "--model: there is no directory"),
         (["--to", "atif", "--tools", "x"], "--tools is for openai and sft, not for atif"),
         (["--to", "openai", "--tools", "missing.json"], "--tools missing.json: cannot be read"),
         (["--to", "openai", "--model", "x"], "--model is for atif and sft, not for openai"),

@@ -104,7 +104,10 @@ def build_fake_loop(fake, tmp_path, **buffer):
     )
     log = SimpleNamespace(out=tmp_path, write=lambda _step, _metrics: None)
     view = SimpleNamespace(
-        episode=lambda _episode: None, step=lambda _step, _metrics: None, activity=lambda _name: nullcontext()
+        warning=lambda _text: None,
+        episode=lambda _episode: None,
+        step=lambda _step, _metrics: None,
+        activity=lambda _name: nullcontext(),
     )
     loop = build_loop(setup, fake, fake, log, view)
     loop.store = SimpleNamespace(save=lambda _training: None)

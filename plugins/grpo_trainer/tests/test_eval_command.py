@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import EpisodeResult, Status, TrajectoryScore
+from turnwise import EpisodeResult, Status, TrajectoryScore, load_resolved
 from turnwise.cli import main
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise_grpo_trainer import eval_command
 from turnwise_grpo_trainer.eval_command import EvalCommand
-from turnwise_grpo_trainer.train_setup import read_setup
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "examples" / "train_calculator.yaml"
@@ -91,11 +90,11 @@ def test_examples_in_the_help(monkeypatch):
 
     lines = [os.path.expandvars(line) for line in parser.epilog.splitlines() if line.startswith("  turnwise eval")]
     options = [parser.parse_args(shlex.split(line)[2:]) for line in lines]
-    setups = [read_setup(each.config, each.overrides, needs_train=False) for each in options if each.config]
+    runs = [load_resolved(each.config, each.overrides)[0] for each in options if each.config]
 
     assert ["1", "1,4,16", "1", "1,4,16"] == [each.k for each in options]
-    assert [8, 16, 8] == [setup.run.rollout.validation_n for setup in setups]
-    assert ROOT / "runs" / "train" / "model" == setups[2].model.path
+    assert [8, 16, 8] == [run.rollout.validation_n for run in runs]
+    assert str(ROOT / "runs" / "train" / "model") == runs[2].model.path
 
 
 @pytest.mark.parametrize("k", ["0", "1,x", "", "-2", "1.5"])
@@ -108,7 +107,7 @@ def test_a_k_that_is_no_positive_integer(evaluate, capsys, k):
 def test_no_held_out_tasks(evaluate, capsys):
     """A config without validation data is refused before the rollout."""
     assert 2 == evaluate(no_rollout, "data.validation_path=null")
-    assert "data.validation_path: missing; eval needs held-out tasks" in capsys.readouterr().err
+    assert "data.validation_path: missing; eval needs a file of held-out tasks" in capsys.readouterr().err
 
 
 def test_repeated_ks_are_reported_once(evaluate, capsys, tmp_path):

@@ -322,7 +322,7 @@ ROWS = [
         "date",
         "2024-02-01",
         1,
-        'x: the value is not of type "string" and the value is not of type "string"',
+        'x: the value is not of type "string"',
     ),
     Row(
         tools.color_or_text,
@@ -548,7 +548,7 @@ ROWS = [
         "Cat",
         '{"kind": "cat", "lives": 9}',
         {"kind": "dog"},
-        'x: the value is not one of "cat" and "tricks" is a required property',
+        'x.kind: the value is not one of "cat" and x: "tricks" is a required property',
     ),
     Row(tools.user_id, {"type": "integer"}, 1, "int", "1", "a", 'x: the value is not of type "integer"'),
     Row(

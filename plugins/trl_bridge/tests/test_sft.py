@@ -81,7 +81,7 @@ def test_wrong_folders_are_one_line(rows, model, capsys):
     below_a_file = str(rows[0] / "out")
     assert main(["sft", str(rows[0]), "--model", str(model), "--out", below_a_file]) == 2
     error = capsys.readouterr().err
-    assert "--model nowhere: no such folder" in error
+    assert "--model: there is no directory" in error
     assert "is not an empty folder" in error
     assert f"--out {below_a_file}: Not a directory" in error
 
@@ -91,7 +91,7 @@ def test_a_job_may_always_resume(rows, model, tmp_path, monkeypatch, capsys):
     out, seen = tmp_path / "out", []
     command = ["sft", str(rows[0]), "--model", str(model), "--out", str(out), "--resume"]
 
-    def train(arguments):
+    def train(arguments, _model):
         seen.append(arguments.out)
         if len(seen) == 1:
             raise KeyboardInterrupt

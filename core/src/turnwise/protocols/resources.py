@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
@@ -43,9 +44,17 @@ def _import_place(place: str) -> object:
     """Return the object at a place in a module; without a run there is no list of files that may be imported."""
     home, _, name = place.rpartition(":")
     try:
-        found: object = getattr(import_module(home), name)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{place}: cannot be imported: {describe(error)}") from error
+        module = import_module(home)
+    except (ImportError, TypeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{home}.".startswith(f"{error.name}."):
+            text = f"{place}: no module {error.name!r}; install it, or add its folder to PYTHONPATH"
+        else:
+            text = f"{place}: cannot be imported: {describe(error)}"
+        raise ConfigError(text) from error
+    if not hasattr(module, name):
+        close = get_close_matches(name, [each for each in vars(module) if not each.startswith("_")], 1)
+        raise ConfigError(f"module {home} has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    found: object = getattr(module, name)
     return found
 
 

@@ -159,6 +159,7 @@ def test_a_replica_that_dies_while_it_waits_for_weights_is_started_again(monkeyp
         for name, reply in (("start", Capabilities()), ("listen", ChannelAddress("host", 1, b""))):
             setattr(handle, name, SimpleNamespace(remote=partial(asyncio.sleep, 0, reply)))
         handle.watch = SimpleNamespace(remote=lambda: dying)
+        handle.check_built = SimpleNamespace(remote=partial(asyncio.sleep, 0))
         cluster = SimpleNamespace(run_name="run", start_actor=lambda *_, **__: asyncio.sleep(0, handle))
         group = ReplicaGroup(SimpleNamespace(), PoolPlacement(), RayConfig(), cluster, list, weights)
         weights.version = 1

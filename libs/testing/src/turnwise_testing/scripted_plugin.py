@@ -11,7 +11,7 @@ import os
 from attrs import evolve, frozen
 
 from turnwise import Agent, Engine, Episode, GenerateRequest, Registry, Resources, Reward, TrajectoryScore, hookimpl
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, Failure, RandomPolicy, ScriptedEngine
+from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
 _END_TOKEN_ID = 258
 """Of `turnwise_testing.tokenizers.byte_tokenizer`."""
@@ -56,8 +56,8 @@ def make_engine(options: EngineOptions, _resources: Resources) -> ScriptedEngine
         token_latency_s=latency if options.hold else options.token_latency_s,
         failures=dict.fromkeys(range(options.num_failures), Failure.ERROR),
         record=False,
-        capabilities=evolve(SCRIPTED_CAPABILITIES, sampling_options=frozenset(options.sampling_options)),
     )
+    engine.capabilities = evolve(engine.capabilities, sampling_options=frozenset(options.sampling_options))
     if options.breaks:
         engine._state = "broken"  # noqa: SLF001 - the engine of this package has no other way to be broken from start
     return engine

@@ -60,7 +60,7 @@ class TrainCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         from turnwise_grpo_trainer.placement import print_plan
-        from turnwise_grpo_trainer.run_config import load_saved_config
+        from turnwise_grpo_trainer.run_config import CONFIG_FILE, load_saved_config
         from turnwise_grpo_trainer.train_setup import read_setup, with_model
 
         for package in ("torch", "transformers"):
@@ -78,7 +78,9 @@ class TrainCommand:
         try:
             with _hold(out):
                 resume = prepare_out(out, overwrite=arguments.overwrite, resume=resume)
-                setup = with_model(setup, load_saved_config(out) if resume else None)
+                # A training that was killed before it wrote its config has pinned no model.
+                has_begun = resume and (out / CONFIG_FILE).is_file()
+                setup = with_model(setup, load_saved_config(out) if has_begun else None)
                 from turnwise_grpo_trainer.training import run_training
 
                 run_training(setup, out, resume=resume)

@@ -208,7 +208,7 @@ def test_documentation_of_several_lines_is_joined():
         ({"tools": ["t", "m:f", {"name": "m:C", "k": 1}]}, True),
         ({"tools": ["m:f.g"]}, False),
         ({"agent": "./agent.py:Agent"}, True),
-        ({"engine": "m:E"}, False),
+        ({"engine": "m:E"}, True),
         ({"tools": ["u"]}, False),
         ({"engine": "e"}, False),
         ({"engine": {"name": "e"}}, False),

@@ -137,15 +137,12 @@ class _Builder:
             section = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             return _described(_any_of([name, section]), _summary(Choice))
         entries: Mapping[str, Entry[object]] = getattr(self.host, registry).entries()
-        own = [_PLACE, _OWN_SECTION]
-        if not entries and not own:
-            return {"not": {}, "description": "no plugin that has one is installed"}
         sections = [self._options(entry) for entry in entries.values()]
         if registry == "tools":
             schema = {"schema": {"type": "object", "description": _TOOL_SCHEMA}}
             sections = [{**each, "properties": {**each["properties"], **schema}} for each in sections]
         bare = [name for name, section in zip(entries, sections, strict=True) if section["required"] == ["name"]]
-        return {"oneOf": [*([{"enum": bare}] if bare else []), *sections, *own]}
+        return {"oneOf": [*([{"enum": bare}] if bare else []), *sections, _PLACE, _OWN_SECTION]}
 
     def _options(self, entry: Entry[object]) -> Schema:
         known = set(self.definitions)

@@ -54,22 +54,27 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "data.columns": ({"ground_truth": "truth"}, {"agent_name": None}, {}),
     "model.path": ("model", _DEMO),
     "model.revision": (COMMIT, None),
+    "model.commit": (COMMIT, None),
     "model.chat_template": ("template.jinja", None),
     "model.template_options": ({"enable_thinking": False}, {}),
     "judge.model.path": ("model", None),
     "judge.model.revision": (COMMIT, None),
+    "judge.model.commit": (COMMIT, None),
     "judge.model.chat_template": ("template.jinja", None),
     "judge.model.template_options": ({"enable_thinking": False}, {}),
     "judge.sampling.stop_token_ids": ([10], []),
     "judge.sampling.stop": ([],),
+    "judge.sampling.extra": ({"min_p": 0.1}, {}),
     "judge.pool.replica_resources": ({"num_cpus": 0.5}, {"memory": 1 << 20}, {}),
     "judge.pool.replica_python": (sys.executable, None),
     "tools_file": ("tools.yaml", None),
     "modules": (["matrix_code"], ["./own.py"], []),
     "rollout.sampling.stop_token_ids": ([10], []),
     "rollout.sampling.stop": ([],),
+    "rollout.sampling.extra": ({"min_p": 0.1}, {}),
     "rollout.validation_sampling.stop_token_ids": ([10], []),
     "rollout.validation_sampling.stop": ([],),
+    "rollout.validation_sampling.extra": ({"min_p": 0.1}, {}),
     "runtime.ray.address": (None, "auto", "127.0.0.1:6379", "ray://127.0.0.1:10001", "[::1]:6379"),
     "runtime.ray.replica_resources": ({"num_cpus": 0.5}, {"resources": {}}, {"labels": {}}, {}),
     "runtime.ray.worker_resources": ({"num_cpus": 0.5}, {"memory": 1 << 20}, {}),
@@ -100,6 +105,11 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "agents/torl_python.plain_prompt": ("Question: [PROMPT]\nAnswer:",),
     "agents/torl_python.system_prompt": ("Be brief.", ""),
     "agents/torl_python.tool": ("python",),
+    "agents/verl.loop": ("matrix_code.Loop",),
+    "agents/verl.file": ("own.py", "loops.yaml", None),
+    "agents/verl.modules": (["verl", "matrix_code"],),
+    "agents/verl.config": ({"actor_rollout_ref.rollout.multi_turn.max_assistant_turns": 5}, {}),
+    "agents/verl.options": ({"depth": 2}, {}),
     "engines/openai.urls": (["http://127.0.0.1:8000", "http://127.0.0.1:8001"],),
     "engines/openai.model": ("policy", None),
     "engines/openai.api_key_env": ("MATRIX_KEY", None),
@@ -227,6 +237,8 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "model.trust_remote_code=True": {"model": {"revision": COMMIT}},
     "judge.model.trust_remote_code=True": {"judge": {"model": {"revision": COMMIT}}},
     "judge": {"judge": {"engine": {"name": "matrix"}}},
+    "rollout.sampling.extra={'min_p': 0.1}": {"engine": {"name": "matrix"}},
+    "rollout.validation_sampling.extra={'min_p': 0.1}": {"engine": {"name": "matrix"}},
     "rollout.validation=True": {"data": {"validation_path": "data.jsonl"}},
     "modules=['matrix_code']": {"reward": {"name": "matrix_code:score"}},
     "modules=['./own.py']": {"reward": {"name": "./own.py:score"}},
@@ -271,6 +283,7 @@ shorter one sets.
 NEEDS_ON_RAY: Final[dict[str, dict[str, Any]]] = {"group_rewards": {"runtime": {"reward_workers": 1}}}
 """The same on Ray only."""
 
+_ON_HUB: Final = ("both", "HF_HUB_OFFLINE is set", "commit of the hub that `path` and `revision` meant")
 _ONE: Final = "must be 1 with the runtime local"
 REFUSED: Final[dict[str, tuple[str, str, str]]] = {
     "runtime.num_replicas=2": ("local", _ONE, "more than one needs the runtime `ray`"),
@@ -287,6 +300,9 @@ REFUSED: Final[dict[str, tuple[str, str, str]]] = {
         "needs the runtime `ray`",
     ),
     "observers/otel.endpoint=None": ("both", "observer otel: no endpoint", "null takes it from the environment"),
+    f"model.commit={COMMIT}": _ON_HUB,  # tests/test_model_hub.py has a hub
+    f"judge.model.commit={COMMIT}": _ON_HUB,
+    "agents/verl": ("both", "runs a loop of verl, which is not installed here", "It needs verl beside turnwise"),
     "engines/verl": ("both", "engine verl works only inside verl", "inside verl"),
 }
 """

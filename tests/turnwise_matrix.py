@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from turnwise import (
     Engine,
@@ -20,7 +20,7 @@ from turnwise import (
     TrajectoryScore,
     hookimpl,
 )
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+2"}}\n</tool_call>'
 TURNS = (
@@ -52,7 +52,8 @@ def make_engine(_options: EngineOptions, resources: Resources) -> ScriptedEngine
         turn = next(turn for mark, turn in TURNS if mark in text)
         return [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id]
 
-    return ScriptedEngine(outputs=answer, record=False)
+    capabilities = evolve(SCRIPTED_CAPABILITIES, sampling_options=frozenset({"min_p"}))
+    return ScriptedEngine(outputs=answer, record=False, capabilities=capabilities)
 
 
 class Length:

@@ -29,7 +29,7 @@ class VerlAgentConfig:
 
     Attributes:
         loop: class of the loop, as `package.module.Name`; beside `file` the name of a class in a Python file, or of an
-            entry in verl's YAML file.
+            entry in verl's YAML file. It needs verl beside turnwise.
         file: a Python file, or the YAML file of verl's `agent_loop_config_path`; null imports `loop` as a module.
         modules: modules, with everything in them, that a class may come from.
         config: values of verl's config that the loop reads, by their dotted names, such as

@@ -35,7 +35,7 @@ def warn_of_odd_rows(rows: Sequence[tuple[str, _Messages, Sequence[str]]]) -> No
 
 
 def _ends_with_answer(messages: _Messages) -> bool:
-    return messages[-1]["role"] == "assistant"
+    return bool(messages[-1]["role"] == "assistant")
 
 
 def _has_only_system(messages: _Messages) -> bool:

@@ -271,7 +271,7 @@ def test_a_file_has_the_parts_on_ray(kinds: tuple[str, ...], tmp_path: Path) -> 
     process = subprocess.run(
         [
             *(sys.executable, "-m", "turnwise.cli", "rollout", str(folder / "run.yaml"), *overrides),
-            *("runtime.name=ray", "runtime.num_workers=1", "rollout.prompt_length=256", "--out", str(folder / "out")),
+            *("runtime.name=ray", "runtime.num_workers=1", "rollout.prompt_length=1024", "--out", str(folder / "out")),
         ],
         env=environment_of(folder),
         capture_output=True,

@@ -123,6 +123,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     options = {"cwd": pyfuncitem.config.rootpath, "env": os.environ | {OWN_PROCESS: "1"}}
     done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
     if done.returncode == 0 and "\nSKIPPED [1] " in done.stdout:
+        # The reason is the one that the test gave in its own process.
         pytest.skip(done.stdout.partition("\nSKIPPED [1] ")[2].partition("\n")[0])
     assert done.returncode == 0, f"in its own process:\n{done.stdout}{done.stderr}"
     return True

@@ -343,7 +343,8 @@ class EpisodeMetrics:
         total_s: from the first step to the end, reward included.
         llm_s, tool_s: sums over generate calls, and over tool calls (parallel calls add up).
         reward_s: spent in the reward.
-        num_turns: generate calls that returned tokens.
+        num_turns: unbroken runs of sampled tokens in its records, as in a batch. A turn that an abort or a move to
+            another replica splits into several requests is one.
         num_tool_calls, num_tool_errors: all tool calls, malformed ones included, and the ones that ended in an error.
         num_tokens: by origin: prompt, action, observation, forced, and replayed in an episode with branches.
         mask_ratio: action tokens over response tokens.

@@ -11,6 +11,7 @@ import pytest
 from episode_fakes import EOS, ConstantReward, LookTool, LoopAgent, TinyEngine, run
 
 from turnwise import Capabilities, FinishReason, GenerateResult, Status, ToolCall, ToolResult
+from turnwise.batch.rollout_batch import collate
 from turnwise.episode.setup import Limits
 from turnwise.errors import EngineError, InfrastructureError
 
@@ -216,6 +217,19 @@ class TestEndings:
                 return attrs.evolve(self.answer([7], FinishReason.STOP), replica=next(self.replicas))
 
         assert run(LoopAgent(num_turns=3), Pool()).metrics.replicas == (3, 0)
+
+    @pytest.mark.parametrize("num_requests", [1, 2, 3])
+    def test_requests_without_an_observation_between_them_are_one_turn(self, num_requests):
+        """The metrics of an episode and the rows of a batch count the same turns."""
+
+        async def continue_turn(episode):
+            for _ in range(num_requests - 1):
+                await episode.generate()
+
+        result = run(LoopAgent(after=continue_turn))
+
+        assert result.trajectories[0].num_response_tokens == 3 * num_requests
+        assert [result.metrics.num_turns] == collate([result], pad_token_id=0).num_turns.tolist() == [1]
 
     def test_an_engine_that_returns_too_much_fails(self):
         """Tokens beyond max_tokens never enter a record."""

@@ -331,7 +331,7 @@ def _build_metrics(episode: LiveEpisode, *, total_s: float, reward_s: float) -> 
         llm_s=counters.llm_s,
         tool_s=counters.tool_s,
         reward_s=reward_s,
-        num_turns=counters.num_turns,
+        num_turns=sum(len(trajectory.turns()) for trajectory in episode.trajectories),
         num_tool_calls=counters.num_tool_calls,
         num_tool_errors=counters.num_tool_errors,
         num_tokens=num_tokens,

@@ -42,7 +42,6 @@ class Counters:
 
     llm_s: float = 0.0
     tool_s: float = 0.0
-    num_turns: int = 0
     num_tool_calls: int = 0
     num_tool_errors: int = 0
     num_cached_tokens: int = 0
@@ -67,7 +66,6 @@ class Counters:
         """Count a sample as a turn, when it is appended."""
         self.unappended.pop(str(turn.position), None)
         if len(turn.result.token_ids):  # an abort may come before the first token
-            self.num_turns += 1
             self.turn_records.append(turn.position[0] - 1)
             if turn.result.replica not in self.replicas:
                 self.replicas.append(turn.result.replica)

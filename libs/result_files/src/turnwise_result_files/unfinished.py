@@ -186,10 +186,15 @@ def _to_episode(row: Row) -> UnfinishedEpisode:
         turns=tuple(map(_to_turn, row.pop("turns"))),
         calls=tuple(_to_call(each) for each in row.pop("calls")),
         replies=tuple(Reply(**each) for each in row.pop("replies")),
-        counters=Counters(**row.pop("counters")),
+        counters=_to_counters(row.pop("counters")),
         reached=_to_limit(row.pop("reached", None)),  # files of earlier versions lack it
         **row,  # empty, or unknown names that the class rejects
     )
+
+
+def _to_counters(row: Row) -> Counters:
+    row.pop("num_turns", None)  # files of earlier versions have it
+    return Counters(**row)
 
 
 def _to_limit(row: Row | None) -> ReachedLimit | None:

@@ -37,7 +37,7 @@ def count_turns(trajectory: Trajectory) -> int:
 
     An assistant turn is a run of sampled tokens, and a user turn is what came between two of them or at the end, also
     from several tools at once. A single answer has 2, and one with a round of tools before it 4. turnwise's own
-    `EpisodeMetrics.num_turns` counts requests.
+    `EpisodeMetrics.num_turns` counts assistant turns only.
     """
     mask = np.asarray(trajectory.response_mask)
     return 1 + (int((mask[1:] != mask[:-1]).sum()) + 1 if len(mask) else 0)

@@ -1,15 +1,20 @@
-"""A turn of the model as a message in the OpenAI form: content, and tool calls with ids."""
+"""Messages in the OpenAI form: a turn of the model as one, with content and tool calls, and the ids of long ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from turnwise.types import Message, ToolCall
+from turnwise.threads import in_thread
+from turnwise.types import Message, TokenArray, ToolCall
 
 UNNAMED_CALL: Final = "malformed_call"
 """Name of a call whose name cannot be read: clients and templates refuse an empty one, and no tool has this one."""
+LONG_CHARS: Final = 1 << 14
+"""Characters from which `encode_beside_loop` uses a thread: templates and tokenizers take about 10 ms for them."""
+_ONE_AT_A_TIME: Final = threading.Lock()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` with an option makes a new one at every call
 
 
@@ -53,3 +58,28 @@ def build_turn_message(
             for call, name in zip(calls, ids, strict=True)
         ]
     return message
+
+
+async def encode_beside_loop(messages: Sequence[Message], encode: Callable[[], TokenArray]) -> TokenArray:
+    """
+    Return the ids of messages from a function that renders and encodes them.
+
+    It runs in a thread where the messages are long, so that the other episodes of the process go on: 100,000 tokens
+    take a tenth of a second and more. The process has one such thread at a time, because each thread that waits for
+    the interpreter makes the event loop wait longer.
+    """
+    if sum(_count_chars(message.get("content")) for message in messages) < LONG_CHARS:
+        return encode()
+    return await in_thread(_encode_alone, {"encode": encode})
+
+
+def _encode_alone(encode: Callable[[], TokenArray]) -> TokenArray:
+    with _ONE_AT_A_TIME:
+        return encode()
+
+
+def _count_chars(content: object) -> int:
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, Sequence) else ()
+    return sum(_count_chars(part.get("text")) for part in parts if isinstance(part, Mapping))

@@ -19,12 +19,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError, ToolError
-from turnwise.messages import UNNAMED_CALL, build_turn_message
+from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop
 from turnwise.naming import name_calls
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_environments.config import EnvironmentConfig
@@ -99,7 +100,8 @@ class EnvironmentAgent:
         episode.messages[:] = self._write_prompt(episode.messages, observation)
         episode.memory.update(turns=0, turn={}, actions=[])
         episode.memory[SCORE_KEY] = {"turns": []}
-        episode.begin(self._chat.prompt(episode.messages, (*live.tools, *self._resources.tool_schemas)))
+        encode = partial(self._chat.prompt, episode.messages, (*live.tools, *self._resources.tool_schemas))
+        episode.begin(await encode_beside_loop(episode.messages, encode))
         return State.GENERATING
 
     def _write_prompt(self, messages: Sequence[Message], observation: Observation) -> list[Message]:
@@ -161,7 +163,8 @@ class EnvironmentAgent:
         # `observe` raises when there is no room, before the messages are changed.
         has_tools = bool(live.tools or self._resources.tool_schemas)
         last_token_id = int(episode.trajectory.input_ids[-1])
-        episode.observe(self._chat.delta(messages, last_token_id, with_tools=has_tools))
+        encode = partial(self._chat.delta, messages, last_token_id, with_tools=has_tools)
+        episode.observe(await encode_beside_loop(messages, encode))
         episode.messages.extend(messages)
         return State.GENERATING
 

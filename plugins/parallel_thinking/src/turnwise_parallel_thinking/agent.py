@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from turnwise import Episode, Message, Resources, SamplingParams, State, Task
 from turnwise.errors import BudgetExhausted, ConfigError, EpisodeEnd
 from turnwise.layout import Objective
+from turnwise.messages import encode_beside_loop
 from turnwise.record.trajectory import Path
 from turnwise.types import TokenArray
 from turnwise_parallel_thinking.config import ParallelThinkingConfig
@@ -61,7 +63,7 @@ class ParallelThinking:
         if self._config.objective != "auto":
             episode.objective = Objective(self._config.objective)
         if episode.state == State.PENDING:
-            return self._start(episode)
+            return await self._start(episode)
         try:
             match episode.state:
                 case Phase.MAIN:
@@ -75,20 +77,22 @@ class ParallelThinking:
             self._update_message(episode)
         raise ValueError(f"parallel_thinking has no state {episode.state!r}")
 
-    def _start(self, episode: Episode) -> str:
-        episode.begin(self._encode_prompt(episode.messages))
+    async def _start(self, episode: Episode) -> str:
+        messages = episode.messages
+        self._add_suffix(messages)
+        episode.begin(await encode_beside_loop(messages, partial(self._chat.prompt, messages)))
         episode.memory.update(blocks=0, spoke=False)
         return Phase.MAIN
 
     def first_prompt(self, task: Task) -> TokenArray:
         """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
-        return self._encode_prompt(list(task.messages))
+        messages = list(task.messages)
+        self._add_suffix(messages)
+        return self._chat.prompt(messages)
 
-    def _encode_prompt(self, messages: list[Message]) -> TokenArray:
-        """Return the prompt of a conversation, to which the configured suffix is added."""
+    def _add_suffix(self, messages: list[Message]) -> None:
         if self._config.prompt_suffix:
             _append_to_user_message(messages, self._config.prompt_suffix)
-        return self._chat.prompt(messages)
 
     async def _write_main(self, episode: Episode) -> State | str:
         """Let the model write until it opens an allowed block or ends its turn."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from turnwise import Chat, Episode, Message, ReasoningParser, State, Task
 from turnwise.errors import ConfigError
-from turnwise.messages import build_turn_message
+from turnwise.messages import build_turn_message, encode_beside_loop
 from turnwise.types import TokenArray
 from turnwise_single_turn.config import SingleTurnConfig
 
@@ -33,12 +35,13 @@ class SingleTurn:
 
     async def step(self, episode: Episode) -> State:
         if episode.state == State.PENDING:
-            return self._start(episode)
+            return await self._start(episode)
         return await self._answer(episode)
 
-    def _start(self, episode: Episode) -> State:
-        self._add_system_prompt(episode.messages)
-        episode.begin(self._chat.prompt(episode.messages))
+    async def _start(self, episode: Episode) -> State:
+        messages = episode.messages
+        self._add_system_prompt(messages)
+        episode.begin(await encode_beside_loop(messages, partial(self._chat.prompt, messages)))
         return State.GENERATING
 
     def first_prompt(self, task: Task) -> TokenArray:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, Task, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
-from turnwise.messages import UNNAMED_CALL, build_turn_message, name_call
+from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop, name_call
 from turnwise.naming import name_calls
 from turnwise.types import TokenArray
 from turnwise_tool_agent.config import ToolAgentConfig
@@ -86,7 +87,7 @@ class ToolAgent:
     async def step(self, episode: Episode) -> State:
         match episode.state:
             case State.PENDING:
-                return self._start(episode)
+                return await self._start(episode)
             case State.GENERATING:
                 return await self._generate(episode)
             case State.PROCESSING_TOOLS:
@@ -95,11 +96,11 @@ class ToolAgent:
                 return await self._interact(episode)
         raise ValueError(f"tool_agent has no state {episode.state!r}")
 
-    def _start(self, episode: Episode) -> State:
+    async def _start(self, episode: Episode) -> State:
         messages = episode.messages
         self._add_system_prompt(messages)
         episode.memory.update(assistant_turns=0, user_turns=0, tool_rewards=[], turn_rewards=[], calls=[])
-        episode.begin(self._chat.prompt(messages, self._shown))
+        episode.begin(await encode_beside_loop(messages, partial(self._chat.prompt, messages, self._shown)))
         return State.GENERATING
 
     def first_prompt(self, task: Task) -> TokenArray:
@@ -148,7 +149,7 @@ class ToolAgent:
         episode.memory["tool_rewards"] += [result.reward for result in results if result.reward is not None]
         shown = self._limit_responses(results)
         messages = [self._tool_message(call, result) for call, result in zip(calls, shown, strict=False)]
-        return self._continue(episode, messages)
+        return await self._continue(episode, messages)
 
     def _limited_call(self, call: Mapping[str, Any], index: int) -> ToolCall:
         limit = self._config.max_parallel_calls
@@ -187,12 +188,13 @@ class ToolAgent:
             episode.memory["turn_rewards"].append(reply.reward)
         if reply.should_terminate:
             return _end(episode.memory, "interaction")
-        return self._continue(episode, [{"role": "user", "content": reply.content}])
+        return await self._continue(episode, [{"role": "user", "content": reply.content}])
 
-    def _continue(self, episode: Episode, messages: Sequence[Message]) -> State:
+    async def _continue(self, episode: Episode, messages: Sequence[Message]) -> State:
         """Append messages after the model's turn. If they leave no room for another turn, the episode ends instead."""
         # `observe` raises when there is no room, before the messages are changed.
-        added = self._delta(messages, int(episode.trajectory.input_ids[-1]))
+        last_token_id = int(episode.trajectory.input_ids[-1])
+        added = await encode_beside_loop(messages, partial(self._delta, messages, last_token_id))
         episode.observe(added)
         if messages[0]["role"] == "tool":
             episode.record_metric("tool_output_tokens", len(added))

@@ -13,12 +13,14 @@ the record and `Episode.memory`, which holds JSON values:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from turnwise import Episode, GenerateResult, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError
+from turnwise.messages import encode_beside_loop
 from turnwise.types import TokenArray
 from turnwise_torl_python.blocks import extract_last_python_block
 from turnwise_torl_python.config import TorlPythonConfig
@@ -80,28 +82,31 @@ class TorlPython:
     async def step(self, episode: Episode) -> State:
         match episode.state:
             case State.PENDING:
-                return self._start(episode)
+                return await self._start(episode)
             case State.GENERATING:
                 return await self._generate(episode)
             case State.PROCESSING_TOOLS:
                 return await self._run_block(episode)
         raise ValueError(f"torl_python has no state {episode.state!r}")
 
-    def _start(self, episode: Episode) -> State:
-        episode.begin(self._encode_prompt(episode.messages))
+    async def _start(self, episode: Episode) -> State:
+        messages = episode.messages
+        self._add_system_prompt(messages)
+        encode = partial(encode_prompt, messages, self._config, self._chat)
+        episode.begin(await encode_beside_loop(messages, encode))
         episode.memory.update(turn_start=len(episode.trajectory), rounds=0, calls=0, successes=0)
         return State.GENERATING
 
     def first_prompt(self, task: Task) -> TokenArray:
         """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
-        return self._encode_prompt(list(task.messages))
+        messages = list(task.messages)
+        self._add_system_prompt(messages)
+        return encode_prompt(messages, self._config, self._chat)
 
-    def _encode_prompt(self, messages: list[Message]) -> TokenArray:
-        """Return the prompt of a conversation, to which the configured system message is added."""
+    def _add_system_prompt(self, messages: list[Message]) -> None:
         config = self._config
         if config.template == "chat" and config.system_prompt and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": config.system_prompt})
-        return encode_prompt(messages, config, self._chat)
 
     async def _generate(self, episode: Episode) -> State:
         try:

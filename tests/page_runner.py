@@ -19,6 +19,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from attrs import frozen
@@ -97,13 +98,13 @@ def run_command(arguments: list[str]) -> None:
 def run(page: Path) -> None:
     """Follow a page from top to bottom."""
     sys.path.insert(0, str(Path.cwd()))
-    namespace: dict[str, Any] = {"__name__": "page"}
+    module = sys.modules["page"] = ModuleType("page")  # a dataclass looks for the module of its class
     for block in blocks(page):
         if block.file:
             write(block)
         elif block.language == "python":
             code = "\n" * (block.line - 1) + block.text
-            exec(compile(code, str(page), "exec"), namespace)
+            exec(compile(code, str(page), "exec", dont_inherit=True), module.__dict__)
         for arguments in commands(block):
             run_command(arguments)
 

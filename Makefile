@@ -40,8 +40,10 @@ demo-train: $(READY)  ## GRPO with the tiny model on two CPU cores: curve and ta
 test: $(READY)  ## the quick tests, in a few minutes
 	$(PYTEST) -m "not gpu and not slow"
 
-test-slow: $(READY)  ## the slow tests, and every property with more examples
-	$(PYTEST) -m "not gpu and (slow or (hypothesis and not sized))" --hypothesis-profile thorough
+# A part of the slow tests, such as 1/3; a test is always in the same one.
+PART ?= 1/1
+test-slow: $(READY)  ## the slow tests, and every property with more examples; PART=1/3 runs a third of them
+	$(PYTEST) -m "not gpu and (slow or (hypothesis and not sized))" --hypothesis-profile thorough --part $(PART)
 
 test-failed: $(READY)  ## the tests that failed in the last run, one after another
 	$(BIN)/python -m pytest -m "not gpu" --last-failed --last-failed-no-failures none --hypothesis-profile thorough

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import uuid
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Generator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import structlog
@@ -53,8 +55,29 @@ OWN_SETTINGS = "_hypothesis_internal_use_settings"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that shuffles the tests."""
+    """Add the options that shuffle the tests and choose a part of them."""
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
+    parser.addoption("--part", type=read_part, metavar="K/N", help="run the K-th of N parts of the tests, from 1")
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """Return the number of a part, from 1, and how many there are."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ArgumentTypeError(f"expected K/N with 1 <= K <= N, not {text!r}")
+    return int(number), int(count)
+
+
+def choose_part(items: list[pytest.Item], number: int, count: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """
+    Return the tests of a part, and those of the others.
+
+    The name decides: a test stays in its part when others are added.
+    """
+    chosen, left = [], []
+    for item in items:
+        (chosen if crc32(item.nodeid.encode()) % count == number - 1 else left).append(item)
+    return chosen, left
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -94,7 +117,10 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the check that starts Ray and properties with a number of examples, set the profile "long", and shuffle."""
+    """Mark the check that starts Ray and properties with a number of examples, choose a part, and shuffle."""
+    if part := config.getoption("part"):
+        items[:], left = choose_part(items, *part)
+        config.hook.pytest_deselected(items=left)
     seed = config.getoption("shuffle")
     if seed is not None:
         items[:] = shuffled(items, seed)

@@ -6,8 +6,10 @@ import os
 import random
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,16 +19,38 @@ ROOT = Path(__file__).parents[1]
 FILES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([None, int, str])), max_size=30)
 
 
-def find_shuffled(request: pytest.FixtureRequest) -> object:
-    """Return the function `shuffled` of the root's conftest."""
+def find_conftest(request: pytest.FixtureRequest) -> Any:
+    """Return the root's conftest."""
     [conftest] = [each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "shuffled")]
-    return conftest.shuffled
+    return conftest
+
+
+@given(st.sets(st.text()), st.integers(1, 5))
+def test_the_parts_of_the_tests_are_all_of_them(request, names, count) -> None:
+    """Each test is in one part, in the order of all, and in the same one when others are added."""
+    choose_part = find_conftest(request).choose_part
+    items = [SimpleNamespace(nodeid=name) for name in sorted(names)]
+
+    parts = [choose_part(items, number, count) for number in range(1, count + 1)]
+
+    assert [each.nodeid for each in items] == sorted(each.nodeid for chosen, _ in parts for each in chosen)
+    for number, (chosen, left) in enumerate(parts, 1):
+        assert chosen == [each for each in items if each in chosen]
+        assert [each.nodeid for each in items if each not in chosen] == [each.nodeid for each in left]
+        assert (chosen, []) == choose_part(chosen, number, count)
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "/", "1/0", "-1/3"])
+def test_a_part_that_is_none_is_an_error(request, text) -> None:
+    """A misspelt part does not run all tests, or none."""
+    with pytest.raises(ArgumentTypeError, match="expected K/N"):
+        find_conftest(request).read_part(text)
 
 
 @given(FILES, st.integers(0, 2**32), st.randoms(use_true_random=False))
 def test_an_order_depends_on_the_seed_alone(request, places, seed, choices: random.Random) -> None:
     """Every test runs once, tests of a file and of a class stay together, and the earlier order has no influence."""
-    shuffled = find_shuffled(request)
+    shuffled = find_conftest(request).shuffled
     items = [SimpleNamespace(path=path, cls=kind, nodeid=f"{n}") for n, (path, kind) in enumerate(places)]
     other = choices.sample(items, len(items))
 

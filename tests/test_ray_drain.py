@@ -105,6 +105,6 @@ def test_actors_leave_a_node_that_is_drained(cluster, tmp_path, in_time):
         stats = manager.stats()
         assert 0 == stats["quarantined"]
         assert in_time == (stats["retried"] == 0)
-        assert in_time == (stats["migrations"] == 0)
+        assert in_time == (stats["resent"] == 0)
         assert 0 == sum(slot.restarts for slot in manager.runtime._slots)
         check_complete(manager.rollout(tasks), tasks)

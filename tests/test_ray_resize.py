@@ -86,7 +86,7 @@ def test_a_removed_replica_finishes_its_requests(tmp_path):
         assert {result.status for result in results} <= FINISHED
         assert [slots[0]] == slots
         assert leaving.handle is None
-        assert 0 == manager.stats()["migrations"]
+        assert 0 == manager.stats()["resent"]
 
 
 @frozen

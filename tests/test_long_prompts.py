@@ -1,4 +1,4 @@
-"""Agents render and encode long texts beside the event loop, which goes on with the other episodes."""
+"""Agents render and encode long texts beside the event loop, which continues the other episodes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def encode_beside_loop(messages: Sequence[Message], encode: Callable[[], T
     """
     Return the ids of messages from a function that renders and encodes them.
 
-    It runs in a thread where the messages are long, so that the other episodes of the process go on: 100,000 tokens
+    It runs in a thread where the messages are long, so that the other episodes of the process continue: 100,000 tokens
     take a tenth of a second and more. The process has one such thread at a time, because each thread that waits for
     the interpreter makes the event loop wait longer.
     """

@@ -123,8 +123,9 @@ def run_pull(sent: Sequence[Request], folder: Path) -> Any:
             port = Port(access["url"], access["secret"], {"lease": "1-0-1"})
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {port.key}"}) as client:
                 wanted = {"worker": "w", "wait_s": 30}
+                # The port answers 204 until an episode has begun.
                 while (reply := await client.post(f"{port.url}/tasks/lease", json=wanted)).status == 204:
-                    pass  # the episodes have not begun
+                    await reply.read()
                 leased = await reply.json()
             found = await send(evolve(port, names={"lease": leased["lease"]["id"]}), sent)
             for episode in episodes:
@@ -194,7 +195,7 @@ def test_no_body_is_an_error_of_the_server(
     name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a client sends, the answer is no 5xx, and nothing is logged as an error."""
-    monkeypatch.setattr(control, "MAX_WAIT_S", 0.02)  # many bodies ask for a lease that nobody will give back
+    monkeypatch.setattr(control, "MAX_WAIT_S", 0.02)  # many bodies wait for a lease, and none becomes free
     run, routes = PORTS[name]
     folder = tmp_path_factory.mktemp(name)
 

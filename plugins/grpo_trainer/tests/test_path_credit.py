@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turnwise import Trajectory
@@ -178,3 +181,135 @@ def test_expanded_rows_are_refused(spec, mixed):
     expanded = evolve(mixed, rows=[evolve(row, objective=Objective.EXPANDED) for row in mixed.rows])
     with pytest.raises(ConfigError, match="path_credit needs an engine with layouts"):
         update(spec, expanded, AlgorithmConfig(adv_estimator=Choice("path_credit")))
+
+
+@frozen
+class Token:
+    """A token of an episode; tokens outside of blocks have the block -1."""
+
+    id: int
+    is_sampled: bool
+    block: int = -1
+    path: int = -1
+
+
+TOKENS = st.lists(st.integers(1, 39), min_size=1, max_size=3)
+BLOCKS = st.lists(st.tuples(st.lists(TOKENS, min_size=1, max_size=3), TOKENS), min_size=0, max_size=3)
+"""Blocks of paths, and the tokens that are sampled after each."""
+
+
+def tokens_of(episode):
+    """Return the tokens of an episode: a prompt, a sampled token, and blocks, each with forced tags."""
+    first, blocks = episode
+    found = [Token(1, is_sampled=False), Token(first, is_sampled=True)]
+    for block, (paths, after) in enumerate(blocks):
+        for path, sampled in enumerate(paths):
+            found.append(Token(2, is_sampled=False, block=block, path=path))
+            found += [Token(each, is_sampled=True, block=block, path=path) for each in sampled]
+        found.append(Token(3, is_sampled=False))
+        found += [Token(each, is_sampled=True) for each in after]
+    return found
+
+
+def record_of(episode):
+    """Return the record that an agent makes of an episode."""
+    first, blocks = episode
+    record = Trajectory([1])
+    record.add_action([first], np.zeros(1, np.float32))
+    for paths, after in blocks:
+        branches = record.fork(len(paths))
+        for branch, sampled in zip(branches, paths, strict=True):
+            branch.add_forced([2])
+            branch.add_action(sampled, np.zeros(len(sampled), np.float32))
+        record.join(branches)
+        record.add_forced([3])
+        record.add_action(after, np.zeros(len(after), np.float32))
+    return record
+
+
+def probabilities_of(model, tokens):
+    """
+    Return the log-probability of each token in float64.
+
+    A token sees all earlier ones but those of other paths of its block. Paths of a block have the same positions, and
+    the token after them follows the longest one.
+    """
+    positions, base, offset, longest, inside = [], 0, 0, 0, (-1, -1)
+    for token in tokens:
+        if token.block != inside[0]:  # enters a block, or leaves one
+            base, longest = base + longest, 0
+        if (token.block, token.path) != inside:
+            offset, inside = 0, (token.block, token.path)
+        positions.append(base + offset)
+        offset += 1
+        longest = max(longest, offset)
+    seen = [
+        [at <= now and (a.block != b.block or a.block == -1 or a.path == b.path) for at, b in enumerate(tokens)]
+        for now, a in enumerate(tokens)
+    ]
+    mask = torch.where(torch.tensor(seen), 0.0, -torch.inf).double()[None, None]
+    ids = torch.tensor([[each.id for each in tokens]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=torch.tensor([positions])).logits[0]
+    log_probs = logits.double().log_softmax(-1).numpy()
+    # The token before is the last one that a token sees, which is not always the one beside it.
+    before = [max((at for at in range(now) if seen[now][at]), default=0) for now in range(len(tokens))]
+    return np.array([log_probs[before[now], token.id] for now, token in enumerate(tokens)])
+
+
+def expected_advantages(model, episodes, rewards, cap):
+    """Return the advantages of the sampled tokens of each episode of one group, by the formula of the module."""
+    centred = np.array(rewards) - np.mean(rewards)
+    scale = np.std(rewards, ddof=1) + 1e-6
+    found = []
+    for episode, advantage in zip(episodes, centred / scale, strict=True):
+        tokens = tokens_of(episode)
+        whole = probabilities_of(model, tokens)
+        shares = {}
+        for block, path in sorted({(each.block, each.path) for each in tokens if each.block >= 0}):
+            kept = [at for at, each in enumerate(tokens) if (each.block, each.path) != (block, path)]
+            without = probabilities_of(model, [tokens[at] for at in kept])
+            last = max(at for at, each in enumerate(tokens) if each.block == block)
+            change = sum(
+                without[number] - whole[at] for number, at in enumerate(kept) if at > last and tokens[at].is_sampled
+            )
+            shares[block, path] = 1 - min(np.exp(change), cap)
+        found.append([advantage * shares.get((each.block, each.path), 1.0) for each in tokens if each.is_sampled])
+    return found
+
+
+@settings(
+    max_examples=25,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    episodes=st.lists(st.tuples(st.integers(1, 39), BLOCKS), min_size=2, max_size=4),
+    data=st.data(),
+    cap=st.sampled_from([1.0, 3.0, 100.0]),
+    old=st.sampled_from(["recompute", "rollout"]),
+    max_tokens=st.sampled_from([24, 10_000]),
+    packed=st.booleans(),
+)
+def test_advantages_are_those_of_a_reference(spec, episodes, data, cap, old, max_tokens, packed):
+    """For any blocks, paths and splits in micro-batches; the reference is float64, a row and a path at a time."""
+    rewards = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=len(episodes), max_size=len(episodes)))
+    batch = make_batch([record_of(each) for each in episodes], rewards, group_size=len(episodes))
+    algorithm = AlgorithmConfig(adv_estimator=Choice("path_credit", {"ratio_cap": cap}), old_log_probs=old)
+    policy = PolicyConfig(device="cpu", packed=packed, max_tokens_per_micro_batch=max_tokens)
+    learner = Learner.load(
+        TrainConfig(algorithm=algorithm, policy=policy),
+        spec,
+        temperature=1.0,
+        response_length=64,
+        device=torch.device("cpu"),
+    )
+    reference = copy.deepcopy(learner.policy.model).double()
+    reference.set_attn_implementation("eager")
+
+    learner.update(batch, step=1, version=0)
+
+    expected = expected_advantages(reference, episodes, rewards, cap)
+    for row, wanted in enumerate(expected):
+        found = learner.advantages[row][batch.loss_mask[row].bool()]
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-3, atol=1e-3)

@@ -252,7 +252,7 @@ def test_a_text_with_other_line_breaks(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "text"),
-    [("{", "line 2: no JSON"), ('{"prompt": 1}', "line 2: expected an object with a list 'messages'")],
+    [("{", "line 2: invalid JSON"), ('{"prompt": 1}', "line 2: prompt: expected a list of {role, content}, got int")],
 )
 def test_a_wrong_line_is_named(tmp_path, capsys, line, text):
     """The error names the file and the line."""

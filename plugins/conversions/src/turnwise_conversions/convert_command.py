@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from turnwise import Chat, EpisodeResult, load_chat
-from turnwise.errors import ConfigError, DataError
-from turnwise.files import partial_path, replace
+from turnwise.errors import ConfigError, DataError, TemplateError
+from turnwise.files import atomic_write, partial_path, replace
 from turnwise.models.finding import find_model
 from turnwise.models.location import ModelSource
 from turnwise.protocols import ModelSpec
 from turnwise.protocols.command import OK
-from turnwise.terminal import write_error
+from turnwise.terminal import Console, write_error
 from turnwise.types import ToolSchema
 from turnwise_conversions.atif import to_atif
-from turnwise_conversions.demonstrations import encode_demonstration
+from turnwise_conversions.demonstrations import Demonstration, encode_demonstration
 from turnwise_conversions.hf_dataset import to_dataset
 from turnwise_conversions.openai_chat import to_chat
 from turnwise_result_files import read_results
-from turnwise_strict_json import MalformedError, load_json
+from turnwise_strict_json import load_json
+from turnwise_task_files import check_tools, read_conversations
 
 FORMATS: Final = ("atif", "openai", "datasets", "sft")
 _EXAMPLES: Final = """\
@@ -37,6 +43,8 @@ Examples:
 _SFT_SCHEMA: Final = pa.schema(
     [("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("labels", pa.list_(pa.int32()))]
 )
+_BATCH_ROWS: Final = 256
+"""Conversations that are in memory at a time."""
 _IGNORED_LABEL: Final = -100
 """The label that the loss functions of PyTorch and transformers leave out."""
 
@@ -48,7 +56,7 @@ class ConvertCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = _EXAMPLES
-        parser.add_argument("source", type=Path, help="folder or file of a run; for sft a JSONL file of conversations")
+        parser.add_argument("source", type=Path, help="folder or file of a run; for sft a file of conversations")
         parser.add_argument("--to", choices=FORMATS, required=True, help="format")
         parser.add_argument("--out", type=Path, required=True, help="file or, for datasets, folder; must not exist")
         parser.add_argument("--min-reward", type=float, help="leave out episodes with a lower reward, or without one")
@@ -108,8 +116,7 @@ def _write_episodes(
     results: Sequence[EpisodeResult], arguments: argparse.Namespace, tools: Sequence[ToolSchema]
 ) -> int:
     if arguments.to == "datasets":
-        made = to_dataset(results)
-        made.save_to_disk(str(arguments.out))
+        _save_dataset(to_dataset(results), arguments.out)
         return len(results)
     if arguments.to == "atif":
         return _write_lines(arguments.out, (to_atif(each, model=arguments.model or "") for each in results))
@@ -117,59 +124,73 @@ def _write_episodes(
     return _write_lines(arguments.out, (line for line in lines if line is not None))
 
 
+def _save_dataset(made: Any, folder: Path) -> None:
+    """Save a dataset to a folder that gets its name when all is there."""
+    partial = partial_path(folder)
+    try:
+        made.save_to_disk(str(partial))
+        replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
     """Write JSON lines; the file gets its name when all are there."""
-    partial, number = partial_path(path), 0
-    with partial.open("w", encoding="utf-8") as file:
+    number = 0
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
             number += 1
-    replace(partial, path)
     return number
 
 
 def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema]) -> tuple[int, int]:
-    rows: list[dict[str, Any]] = []
-    for number, line in _read_lines(source):
+    num_written = num_read = 0
+    found = _demonstrations(source, chat, tools)
+    with atomic_write(out) as partial, pq.ParquetWriter(partial, _SFT_SCHEMA) as writer, _progress() as advance:
+        while batch := list(islice(found, _BATCH_ROWS)):
+            rows = [_row_of(each) for each in batch if each.loss_mask.any()]
+            writer.write_table(pa.Table.from_pylist(rows, schema=_SFT_SCHEMA))
+            num_written += len(rows)
+            num_read += len(batch)
+            advance(len(batch))
+        if not num_written:
+            raise DataError(f"{source}: no conversation has a turn to learn: each turn of an assistant has weight 0")
+    return num_written, num_read
+
+
+def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[Demonstration]:
+    for each in read_conversations(source):
         try:
-            made = encode_demonstration(chat, line["messages"], line.get("tools") or tools)
-        except DataError as error:
-            raise DataError(f"{source}, line {number}: {error}") from error
-        ids, mask = made.input_ids, made.loss_mask
-        labels = [int(token) if trained else _IGNORED_LABEL for token, trained in zip(ids, mask, strict=True)]
-        rows.append({"input_ids": ids.tolist(), "loss_mask": mask.astype("uint8").tolist(), "labels": labels})
-    partial = partial_path(out)
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SFT_SCHEMA), partial)
-    replace(partial, out)
-    return len(rows), len(rows)
+            yield encode_demonstration(chat, each.messages, each.tools or tools)
+        except (DataError, TemplateError) as error:
+            raise DataError(f"{each.where}: {error}") from error
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number and the object of each line; `DataError` for one that is no conversation."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` also splits within a text of JSON
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            value = load_json(line)
-        except MalformedError as error:
-            raise DataError(f"{path}, line {number}: no JSON: {error}") from error
-        messages = value.get("messages") if isinstance(value, Mapping) else None
-        if not isinstance(messages, list) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-            raise DataError(f"{path}, line {number}: expected an object with a list 'messages', each with a 'role'")
-        yield number, value
+def _row_of(made: Demonstration) -> dict[str, Any]:
+    ids, mask = made.input_ids, made.loss_mask
+    labels = [int(token) if trained else _IGNORED_LABEL for token, trained in zip(ids, mask, strict=True)]
+    return {"input_ids": ids.tolist(), "loss_mask": mask.astype("uint8").tolist(), "labels": labels}
 
 
-def _read_tools(path: Path | None) -> list[ToolSchema]:
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many conversations are done; a log gets no bar."""
+    columns = (TextColumn("{task.completed} conversations"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda number: bar.advance(task, number)
+
+
+def _read_tools(path: Path | None) -> Sequence[ToolSchema]:
     if path is None:
-        return []
+        return ()
     try:
         value = load_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--tools {path}: cannot be read: {error}") from error
-    if not isinstance(value, list) or not all(isinstance(each, Mapping) and "function" in each for each in value):
-        raise ConfigError(f"--tools {path}: expected a list of schemas in the OpenAI form")
-    return value
+    try:
+        return check_tools(value, f"--tools {path}")
+    except DataError as error:
+        raise ConfigError(str(error)) from error

@@ -7,7 +7,7 @@ chat template's delta of the messages that follow. The loss covers the assistant
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -46,7 +46,9 @@ def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequenc
     Raises:
         DataError: the conversation has no turn of the assistant, or a malformed call, or the template writes a turn in
             a form that it does not continue.
+        TemplateError: the template cannot show a message.
     """
+    messages = [_with_arguments(message) for message in messages]
     turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns or turns[-1] != len(messages) - 1:
         raise DataError("a demonstration ends with a message of the role assistant")
@@ -55,7 +57,7 @@ def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequenc
     ids, mask = [chat.prompt(messages[: turns[0]], tools)], [False]
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         ids.append(_encode_turn(chat, messages[: turn + 1], tools))
-        mask.append(messages[turn].get("weight", 1) != 0)
+        mask.append(_is_trained(messages[turn], turn))
         if following is not None:
             if following == turn + 1:
                 raise DataError(f"messages {turn} and {following} are both of the role assistant")
@@ -65,6 +67,29 @@ def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequenc
         input_ids=np.concatenate(ids).astype(np.int32),
         loss_mask=np.concatenate([np.full(len(part), value) for part, value in zip(ids, mask, strict=True)]),
     )
+
+
+def _is_trained(turn: Message, number: int) -> bool:
+    weight = turn.get("weight", 1)
+    if weight not in (0, 1):
+        raise DataError(f"message {number}: weight must be 0 or 1, not {weight!r:.60}")
+    return bool(weight)
+
+
+def _with_arguments(message: Message) -> Message:
+    """Return a message with an empty object for the arguments of a call that lacks them, as prompts have it."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call_with_arguments(call) for call in calls]}
+
+
+def _call_with_arguments(call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    return call if arguments not in (None, "") else {**call, "function": {**function, "arguments": "{}"}}
 
 
 def _encode_turn(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> TokenArray:

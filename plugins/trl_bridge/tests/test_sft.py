@@ -91,7 +91,7 @@ def test_a_job_may_always_resume(rows, model, tmp_path, monkeypatch, capsys):
     out, seen = tmp_path / "out", []
     command = ["sft", str(rows[0]), "--model", str(model), "--out", str(out), "--resume"]
 
-    def train(arguments, _model):
+    def train(arguments, _model, _rows):
         seen.append(arguments.out)
         if len(seen) == 1:
             raise KeyboardInterrupt

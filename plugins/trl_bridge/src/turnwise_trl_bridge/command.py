@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from turnwise.terminal import write_output
 from turnwise_task_files import load_tasks
 
 _OK: Final = 0
+_SEEDS: Final = 1 << 32
 _NEEDED: Final = ("trl", "torch", "transformers", "datasets", "accelerate")
 
 
@@ -39,14 +41,16 @@ class TrlCommand:
         parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder, empty or missing")
         parser.add_argument("--steps", type=positive_int, default=100, help="optimizer steps (default 100)")
         parser.add_argument("--prompts", type=positive_int, default=8, help="tasks per step (default 8)")
-        parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate of AdamW (default 1e-5)")
+        parser.add_argument(
+            "--learning-rate", type=learning_rate, default=1e-5, help="learning rate of AdamW (default 1e-5)"
+        )
         parser.add_argument(
             "--async",
             dest="overlap",
             action="store_true",
             help="use AsyncGRPOTrainer",
         )
-        parser.add_argument("--seed", type=int, default=0, help="seed of the trainer (default 0)")
+        parser.add_argument("--seed", type=seed, default=0, help="seed of the trainer (default 0)")
 
     def run(self, arguments: argparse.Namespace) -> int:
         check_installed("trl")
@@ -89,6 +93,22 @@ def positive_int(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
+def learning_rate(text: str) -> float:
+    """Parse an argument that is a finite number above 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return number
+
+
+def seed(text: str) -> int:
+    """Parse an argument that transformers takes as a seed."""
+    number = int(text)
+    if not 0 <= number < _SEEDS:
+        raise argparse.ArgumentTypeError(f"expected 0 to 2**32 - 1, got {number}")
     return number
 
 

@@ -8,23 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from turnwise.errors import DataError
+from turnwise.errors import InfrastructureError
+from turnwise_engine_support.progress_bars import hide_progress_bars
+from turnwise_trl_bridge.sft_rows import check_vocabulary
 from turnwise_trl_bridge.training import save
 
-_COLUMNS = ["input_ids", "labels"]
 
+def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> list[dict[str, Any]]:
+    """
+    Train the model of a folder, save it and return the trainer's log.
 
-def train_sft(arguments: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
-    """Train the model of a folder, save it and return the trainer's log."""
-    rows = _read_rows(arguments.rows)
+    Raises:
+        DataError: a row has an id that the model does not have.
+        InfrastructureError: a weight is no finite number at the end; nothing is saved.
+    """
+    hide_progress_bars()
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    embeddings: Any = policy.get_input_embeddings()  # typed as any attribute of a module
+    check_vocabulary(arguments.rows, rows, embeddings.num_embeddings)
     trainer = SFTTrainer(
-        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        policy,
         args=SFTConfig(
             output_dir=str(arguments.out),
             # TRL would cut rows after 1,024 tokens.
@@ -41,21 +49,11 @@ def train_sft(arguments: argparse.Namespace, model: Path) -> list[dict[str, Any]
             bf16=torch.cuda.is_available(),
             seed=arguments.seed,
         ),
-        train_dataset=rows,
+        # SFTTrainer leaves rows with labels as they are.
+        train_dataset=Dataset.from_dict(rows.to_pydict()),
         processing_class=AutoTokenizer.from_pretrained(model),
     )
     trainer.train()
+    if not all(torch.isfinite(each).all() for each in policy.parameters()):
+        raise InfrastructureError("a weight is no finite number after the training; lower --learning-rate")
     return save(trainer, arguments)
-
-
-def _read_rows(path: Path) -> Dataset:
-    """Return the rows of a file as SFTTrainer takes them; it leaves rows with labels as they are."""
-    try:
-        with pq.ParquetFile(path) as file:
-            if not set(_COLUMNS) <= set(file.schema_arrow.names) or file.metadata.num_rows == 0:
-                raise DataError(
-                    f"{path}: expected rows with input_ids and labels, as `turnwise convert --to sft` writes them"
-                )
-            return Dataset.from_dict(file.read(_COLUMNS).to_pydict())
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error

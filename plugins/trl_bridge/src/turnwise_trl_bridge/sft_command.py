@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
 from turnwise import NoConfig, Resources
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, DataError
 from turnwise.files import partial_path, raise_disk_error, write_text
 from turnwise.models.finding import find_model
 from turnwise.models.location import FoundModel, ModelSource
@@ -18,7 +18,10 @@ from turnwise.protocols.command import OK
 from turnwise.terminal import write_error, write_output
 from turnwise.types import JsonObject
 from turnwise_result_files.folder_lock import make_folder, removed_folder, writing_to
-from turnwise_trl_bridge.command import check_installed, check_out, positive_int
+from turnwise_trl_bridge.command import check_installed, check_out, learning_rate, positive_int, seed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OPTIONS_FILE: Final = "sft.json"
 """The options of the training; the first file, so a folder with it may be written to again."""
@@ -54,12 +57,17 @@ class SftCommand:
         parser.add_argument("--resume", action="store_true", help="train again after an interrupt, or start")
         parser.add_argument("--epochs", type=positive_int, default=1, help="passes over the rows (default 1)")
         parser.add_argument("--batch-size", type=positive_int, default=8, help="rows per step (default 8)")
-        parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate of AdamW (default 1e-5)")
-        parser.add_argument("--seed", type=int, default=0, help="seed of the order of rows (default 0)")
+        parser.add_argument(
+            "--learning-rate", type=learning_rate, default=1e-5, help="learning rate of AdamW (default 1e-5)"
+        )
+        parser.add_argument("--seed", type=seed, default=0, help="seed of the order of rows (default 0)")
 
     def run(self, arguments: argparse.Namespace) -> int:
         check_installed("sft")
         out = arguments.out
+        from turnwise_trl_bridge.sft_rows import read_rows
+
+        rows = read_rows(arguments.rows)
         (make_folder if arguments.resume else check_out)(out)
         model = find_model(_source(arguments))
         options = _options(arguments, model)
@@ -70,7 +78,10 @@ class SftCommand:
             options_text = json.dumps(options, indent=2) + "\n"
             write_text(out / OPTIONS_FILE, options_text)
             try:
-                log = _train(arguments, model.folder)
+                log = _train(arguments, model.folder, rows)
+            except DataError:
+                (out / OPTIONS_FILE).unlink(missing_ok=True)  # the folder is empty again, for the mended rows
+                raise
             except KeyboardInterrupt:
                 write_error(f"turnwise: {out} has no complete model; the same command with --resume trains again\n")
                 raise
@@ -125,13 +136,13 @@ def _is_complete(out: Path, options: JsonObject) -> bool:
     return (out / LOG_FILE).exists()
 
 
-def _train(arguments: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
+def _train(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> list[dict[str, Any]]:
     from safetensors import SafetensorError
 
     from turnwise_trl_bridge.sft import train_sft
 
     try:
-        return train_sft(arguments, model)
+        return train_sft(arguments, model, rows)
     except SafetensorError as error:
         raise_disk_error(error)
         raise

@@ -95,6 +95,9 @@ def test_further_parts_go_into_one_project(capsys):
         (["router", "least_tokens"], "the router 'least_tokens' is taken, by the plugin 'builtins'; choose another"),
         (["agent", "builtins"], "a plugin 'builtins' is installed already; choose another name, or uninstall it"),
         (["agent", "testing_"], "'testing_' is no name for a plugin"),
+        (["agent", "x" * 300], f"{'x' * 300}: File name too long"),
+        (["agent", "x", "--folder", "x" * 300], f"{'x' * 300}: File name too long"),
+        (["agent", "x", "--folder", "/proc/x"], "/proc/x: No such file or directory"),
         (["agent", "x", "--distribution", "Acme X"], "'Acme X' is no name for a distribution"),
         (["agent", "x", "--distribution", "pytest"], "pytest "),
         (

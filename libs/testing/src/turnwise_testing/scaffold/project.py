@@ -93,18 +93,18 @@ def create(part: Part, kind: PartKind, folder: Path) -> list[Path]:
     Write a new distribution with one part, and return its files.
 
     Raises:
-        ConfigError: the name of the distribution cannot be one, or the folder exists or cannot be written.
+        ConfigError: the name of the distribution cannot be one, or the folder exists or cannot be made.
         PluginError: a distribution of this name is installed.
     """
     if not _DISTRIBUTION.fullmatch(part.distribution) or not part.package.isidentifier():
         raise ConfigError(f"{part.distribution!r} is no name for a distribution: expected words, joined by hyphens")
-    if folder.exists():
-        raise ConfigError(f"{folder} exists; to add a part to it: turnwise new {part.kind} NAME --into {folder}")
     if (installed := _version_of(part.distribution)) is not None:
         raise PluginError(f"{part.distribution} {installed} is installed already; choose another name")
     files = dict(_rendered(part, kind, {**_SHARED, **_part_templates(part)}))
     files[f"src/{part.package}/py.typed"] = ""
     try:
+        if folder.exists():
+            raise ConfigError(f"{folder} exists; to add a part to it: turnwise new {part.kind} NAME --into {folder}")
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Renamed at the end, so that an error or an interrupt leaves no half of a project.
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:

@@ -1,4 +1,4 @@
-"""A tiny model, and runs in other processes that take it from a hub on loopback."""
+"""Runs in other processes that take a model from a hub on loopback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from turnwise_testing.model_hub import ModelHub
 from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
-from turnwise_testing.tokenizers import byte_tokenizer
 
 NAME = "acme/tiny-chat"
 REAL_ENGINE = {"name": "transformers", "device": "cpu", "max_context": 256, "num_blocks": 64}
@@ -22,30 +21,6 @@ DUPLICATES = {
     "original/consolidated.00.pth": b"pickle",
 }
 """Other forms of the weights, and texts, as repositories have them."""
-
-
-def make_tiny_model(folder: Path, *, head_dim: int = 8) -> Path:
-    """Write a Qwen3 of two layers with random weights and a tokenizer of bytes, and return the folder."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = byte_tokenizer()
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    return folder
 
 
 def write_run(folder: Path, path: str = NAME, *, real: bool = False, **sections: object) -> Path:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hub_runs import DUPLICATES, NAME, environment, make_tiny_model, snapshot, turnwise, write_run
+from hub_runs import DUPLICATES, NAME, environment, snapshot, turnwise, write_run
 
 from turnwise_result_files import read_results
 from turnwise_testing.model_hub import ModelHub
+from turnwise_testing.tiny_chat import make_tiny_model
 
 SMALL = ["chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 CASES = """

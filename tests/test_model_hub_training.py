@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hub_runs import DUPLICATES, NAME, make_tiny_model, snapshot, turnwise, write_run
+from hub_runs import DUPLICATES, NAME, snapshot, turnwise, write_run
 
 from turnwise_result_files import read_results
 from turnwise_testing.model_hub import ModelHub
+from turnwise_testing.tiny_chat import make_tiny_model
 
 pytestmark = pytest.mark.slow
 TRAIN = {

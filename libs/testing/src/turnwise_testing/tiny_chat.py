@@ -1,4 +1,4 @@
-"""Writes small GGUF files as llama.cpp's converter does, with the package `gguf`."""
+"""A tiny model that chats in bytes, as a folder, and as a GGUF file like those of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -7,8 +7,35 @@ from typing import Any, Final
 
 import numpy as np
 
+from turnwise_testing.tokenizers import byte_tokenizer
+
 _MERGED: Final = ("\u0100", "\u0101")
 """Bytes 0 and 1, as byte-level tokenizers spell them."""
+
+
+def make_tiny_model(folder: Path, *, head_dim: int = 8) -> Path:
+    """Write a Qwen3 of two layers with random weights and a tokenizer of bytes, and return the folder."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    build: Any = Qwen3ForCausalLM  # not annotated
+    build(config).to(torch.float32).save_pretrained(folder)
+    return folder
 
 
 def write_gguf(folder: Path, file: Path, *, architecture: str = "qwen3", quantized: bool = True) -> Path:
@@ -16,7 +43,7 @@ def write_gguf(folder: Path, file: Path, *, architecture: str = "qwen3", quantiz
     Write the model of a folder, a Qwen3 with a tokenizer of bytes, as a GGUF file.
 
     Args:
-        folder: of `hub_runs.make_tiny_model` with heads of 128, the only size that transformers reads of a Qwen3.
+        folder: of `make_tiny_model` with heads of 128, the only size that transformers reads of a Qwen3.
         file: to write.
         architecture: name in the file.
         quantized: matrices have eight bits and the others 32; if not, all have 32.

@@ -1,0 +1,18 @@
+"""The real SGLang by the command line: a model of the hub with an option of the engine, and a GGUF file."""
+
+import pytest
+
+from turnwise_testing.served_run_suite import ServedRunSuite
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+
+class TestRuns(ServedRunSuite):
+    """Each test starts the engine once."""
+
+    plugin = "sglang_engine"
+
+    @classmethod
+    def engine(cls):
+        """A small engine on one thread."""
+        return {"name": "sglang", "max_context": 256, "device": "cpu", "num_threads": 1}

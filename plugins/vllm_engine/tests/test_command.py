@@ -1,0 +1,18 @@
+"""The real vLLM by the command line: a model of the hub with an option of the engine, and a GGUF file."""
+
+import pytest
+
+from turnwise_testing.served_run_suite import ServedRunSuite
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+class TestRuns(ServedRunSuite):
+    """Each test starts the engine once."""
+
+    plugin = "vllm_engine"
+
+    @classmethod
+    def engine(cls):
+        """A small engine on one thread."""
+        return {"name": "vllm", "max_context": 256, "kv_cache_bytes": 64 << 20, "num_threads": 1}

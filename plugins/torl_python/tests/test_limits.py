@@ -32,6 +32,14 @@ class TestLimits:
         assert done.result.metrics.num_tool_calls == 0
         assert done.result.messages[-1] == {"role": "assistant", "content": text}
 
+    @pytest.mark.parametrize("spare", range(9))
+    def test_a_program_runs_if_the_model_could_read_an_empty_output(self, spare, converse):
+        """That is two line breaks, the fence with its line break, and one token of the model behind it."""
+        text = call("1 + 1")
+        done = converse(text, "ok", limits={"response_length": len(text) + spare})
+
+        assert done.episode.memory["calls"] == (spare >= len("\n\n```\n") + 1)
+
     def test_an_output_that_does_not_fit_is_not_appended(self, converse):
         """The program ran, and the record ends with the model's turn."""
         text = call("print('a' * 100)")

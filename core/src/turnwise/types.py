@@ -208,6 +208,7 @@ class Capabilities:
         max_context: most tokens of context and output together; None when unknown.
         vocab_size: every id is below it; None when unknown.
         sampling_options: names that `SamplingParams.extra` may have.
+        refused_options: other names that it could have, with the reason why the engine refuses them.
     """
 
     logprobs: bool = True
@@ -221,10 +222,13 @@ class Capabilities:
     max_context: int | None = None
     vocab_size: int | None = None
     sampling_options: frozenset[str] = frozenset()
+    refused_options: Mapping[str, str] = field(factory=dict, hash=False)
 
     def check_extra(self, sampling: SamplingParams) -> None:
-        """Raise `ConfigError` with the first option of `SamplingParams.extra` that the engine does not know."""
+        """Raise `ConfigError` with the first option of `SamplingParams.extra` that the engine refuses."""
         for name in sampling.extra:
+            if reason := self.refused_options.get(name):
+                raise ConfigError(f"sampling.extra.{name}: {reason}")
             if name not in self.sampling_options:
                 known = ", ".join(sorted(self.sampling_options)) or "none"
                 raise ConfigError(f"sampling.extra.{name}: the engine does not know this option; it knows {known}")

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec, Resources
+from turnwise.types import SamplingParams
 from turnwise_sglang_engine import SglangConfig, SglangEngine, arguments
 from turnwise_testing.engine_scenarios import VOCAB_SIZE
 
@@ -177,3 +179,24 @@ def test_stubs_can_be_imported_but_not_called():
         "only the listed names exist",
         "2 3 Inherits numpy 1",
     ]
+
+
+def test_penalties_need_a_scheduler_that_counts_each_token(small_model):
+    """SGLang applies them a token late otherwise; the refusal says what to set."""
+    resources = Resources(model=ModelSpec(path=small_model))
+    sampling = SamplingParams(extra={"presence_penalty": 1.0})
+
+    late, exact = (
+        SglangEngine(SglangConfig(engine_args=options), resources).capabilities
+        for options in ({}, {"disable_overlap_schedule": True})
+    )
+
+    exact.check_extra(sampling)
+    for capabilities in (late, exact):
+        capabilities.check_extra(SamplingParams(extra={"min_new_tokens": 3}))
+        with pytest.raises(ConfigError, match=r"extra\.min_p: SGLang's log-probabilities do not include it"):
+            capabilities.check_extra(SamplingParams(extra={"min_p": 0.1}))
+    with pytest.raises(
+        ConfigError, match=r"extra\.presence_penalty: .* set engine\.engine_args\.disable_overlap_sched"
+    ):
+        late.check_extra(sampling)

@@ -15,4 +15,10 @@ class TestRuns(ServedRunSuite):
     @classmethod
     def engine(cls):
         """A small engine on one thread."""
-        return {"name": "sglang", "max_context": 256, "device": "cpu", "num_threads": 1}
+        return {
+            "name": "sglang",
+            "max_context": 256,
+            "device": "cpu",
+            "num_threads": 1,
+            "engine_args": {"disable_overlap_schedule": True},
+        }

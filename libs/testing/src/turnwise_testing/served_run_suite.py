@@ -78,7 +78,7 @@ class ServedRunSuite:
         assert commit in config
         for record in records:
             ids = record.response_ids.tolist()
-            assert len(set(ids)) == len(ids)
+            assert len(set(ids)) == len(ids), ids
             greedy = _greedy_ids(model, record.prompt_ids, len(ids))
             assert len(set(greedy)) < len(greedy)
 

@@ -111,9 +111,8 @@ class SglangDialect:
     """`/generate` of SGLang 0.5."""
 
     path: str = "/generate"
-    sampling_options: frozenset[str] = frozenset(
-        {"frequency_penalty", "min_new_tokens", "presence_penalty", "repetition_penalty"}
-    )
+    # No penalties: a server applies them a token late, unless it was started with --disable-overlap-schedule.
+    sampling_options: frozenset[str] = frozenset({"min_new_tokens"})
 
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
         sampling = request.sampling

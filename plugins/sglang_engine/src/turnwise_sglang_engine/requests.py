@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,25 @@ from turnwise_engine_support.requests import check_context, is_greedy, num_new_t
 from turnwise_engine_support.results import clip_logprobs, weight_versions
 from turnwise_sglang_engine.frames import Frame
 
-SAMPLING_OPTIONS = frozenset({"frequency_penalty", "min_new_tokens", "presence_penalty", "repetition_penalty"})
-"""Sampling parameters of SGLang that a request may add. Not `min_p`: SGLang's log-probabilities do not include it."""
+PENALTIES = frozenset({"frequency_penalty", "presence_penalty", "repetition_penalty"})
+SAMPLING_OPTIONS = frozenset({"min_new_tokens"}) | PENALTIES
+"""Sampling parameters of SGLang that a request may add."""
+_LATE = "SGLang applies it a token late; set engine.engine_args.disable_overlap_schedule to true"
+_NOT_REPORTED = "SGLang's log-probabilities do not include it"
 
 GREEDY, PLAIN, FILTERED = "greedy", "plain", "filtered"
 """How a token is sampled: the best id, one of all ids, or one of the ids that top-k and top-p leave."""
+
+
+def refused_options(engine_args: Mapping[str, Any]) -> dict[str, str]:
+    """
+    Return the sampling parameters that a request must not add, with the reasons.
+
+    SGLang prepares a step while the one before runs, and then a penalty does not count the newest token: in version
+    0.5.23 each token of a greedy sample with a presence penalty of 2 came twice.
+    """
+    late = () if engine_args.get("disable_overlap_schedule") else PENALTIES
+    return {"min_p": _NOT_REPORTED, **dict.fromkeys(sorted(late), _LATE)}
 
 
 def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:

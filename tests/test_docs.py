@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -236,6 +237,35 @@ def test_tutorial_shows_a_real_run() -> None:
     for expected in ("│ episodes", "completed", "wrote runs/demo", "⟦act⟧", "⟦obs⟧", "<tool_call>"):
         assert expected in block
     assert str(ROOT) not in block
+
+
+def rows_of(table: str) -> list[tuple[str, ...]]:
+    """Return the names in each row of a summary: all its words, without numbers and ids of episodes."""
+    rows = re.findall(r"^│ (\S*) +│ (.*?) *│$", table, re.MULTILINE)
+    return [
+        (label, *(re.findall(r"[a-z@_/]*[a-z@_][a-z@_/]*", text) if label != "slowest" else ())) for label, text in rows
+    ]
+
+
+@pytest.mark.slow
+def test_tutorial_shows_the_rows_of_a_run(tmp_path: Path) -> None:
+    """The summary in the tutorial has the rows and names of today's; `python docs/generate.py demo` renews it."""
+    page = (ROOT / "docs/tutorial/first-rollout.md").read_text(encoding="utf-8").partition("<!-- demo:begin -->")[2]
+    command = [sys.executable, "-m", "turnwise", "rollout", "examples/calculator.yaml", "data.limit=1"]
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    found = rows_of(done.stdout.partition("\nwrote ")[0])
+
+    assert len(found) > 15
+    assert found == rows_of(page.partition("\nwrote ")[0])
 
 
 def test_readme_names_the_first_commands() -> None:

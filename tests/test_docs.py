@@ -239,12 +239,14 @@ def test_tutorial_shows_a_real_run() -> None:
     assert str(ROOT) not in block
 
 
-def rows_of(table: str) -> list[tuple[str, ...]]:
+def rows_of(table: str) -> dict[str, list[str]]:
     """Return the names in each row of a summary: all its words, without numbers and ids of episodes."""
-    rows = re.findall(r"^│ (\S*) +│ (.*?) *│$", table, re.MULTILINE)
-    return [
-        (label, *(re.findall(r"[a-z@_/]*[a-z@_][a-z@_/]*", text) if label != "slowest" else ())) for label, text in rows
-    ]
+    found: dict[str, list[str]] = {}
+    for label, text in re.findall(r"^│ (\S*) +│ (.*?) *│$", table, re.MULTILINE):
+        name = label or next(reversed(found))  # a long row has further lines
+        words = re.findall(r"(?<![\w.])[a-z][a-z@_/]*", text) if name != "slowest" else []
+        found.setdefault(name, []).extend(words)
+    return found
 
 
 @pytest.mark.slow

@@ -49,23 +49,37 @@ def chat_of(name: str) -> ChatTemplate:
 
 
 @cache
-def shared_tokenizer(vocabulary: str):
+def shared_tokenizer(vocabulary: str, special_tokens: tuple[str, ...], eos_token: str = "<eos>"):
     """
-    Return a tokenizer with the vocabulary of a model, and with the special tokens of all templates.
+    Return a tokenizer with the vocabulary of a model, for many templates: see `with_template`.
 
     A copy takes seconds, so its copies share one: a chat template copies its tokenizer when a message spells a special
-    token. What a template writes has its own special tokens alone, so its ids are those that it has without the others.
+    token.
     """
-    specials = sorted({token for path in TEMPLATES.glob("*.jinja") for token in specials_of(source_of(path.stem))})
     tokenizer, twin = (
-        vocabulary_tokenizer(vocabulary, "", specials, bos_token="<bos>", eos_token="<eos>") for _ in range(2)
+        vocabulary_tokenizer(vocabulary, "", special_tokens, bos_token="<bos>", eos_token=eos_token) for _ in range(2)
     )
     tokenizer.__deepcopy__ = lambda _memo: twin
     return tokenizer
 
 
+def with_template(tokenizer, source: str):
+    """Return a tokenizer with a template, over the same vocabulary."""
+    other = copy.copy(tokenizer)
+    other.chat_template = source
+    return other
+
+
+@cache
+def all_specials() -> tuple[str, ...]:
+    return tuple(sorted({token for path in TEMPLATES.glob("*.jinja") for token in specials_of(source_of(path.stem))}))
+
+
 def chat_with(vocabulary: str, name: str) -> ChatTemplate:
-    """Return a chat template over the vocabulary of a model."""
-    tokenizer = copy.copy(shared_tokenizer(vocabulary))
-    tokenizer.chat_template = source_of(name)
-    return ChatTemplate(tokenizer, name=name)
+    """
+    Return a chat template over the vocabulary of a model.
+
+    The tokenizer has the special tokens of all templates. What a template writes has its own special tokens alone, so
+    its ids are those that it has without the others.
+    """
+    return ChatTemplate(with_template(shared_tokenizer(vocabulary, all_specials()), source_of(name)), name=name)

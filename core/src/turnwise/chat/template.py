@@ -23,7 +23,7 @@ import structlog
 
 from turnwise.chat.call_ids import CallIdRules
 from turnwise.chat.contents import ContentGuard
-from turnwise.chat.conversations import ConversationCheck
+from turnwise.chat.conversations import COMPARED_METRIC, ConversationCheck
 from turnwise.chat.delta import DeltaProver, DeltaTemplate
 from turnwise.chat.probe import BASE, Plain, with_answer_keys
 from turnwise.chat.render import (
@@ -209,7 +209,7 @@ class ChatTemplate:
             structlog.get_logger().warning(
                 "the chat template renders a conversation differently", template=self._renderer.name, at=difference
             )
-        return {"template/compared_conversations": 1.0, "template/differing_conversations": float(bool(difference))}
+        return {COMPARED_METRIC: 1.0, "template/differing_conversations": float(bool(difference))}
 
     def _plain(self, messages: Sequence[Message]) -> list[Plain]:
         key = self._renderer.reasoning_key

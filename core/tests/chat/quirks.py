@@ -69,6 +69,8 @@ QUIRKS = {
     "answer first": [ANSWER, USER],
     "answer last": [USER, ANSWER],
     "two answers": [USER, ANSWER, {"role": "assistant", "content": "MORE"}, USER],
+    "user, content null": [{"role": "user", "content": None}],
+    "answer, content absent": [USER, {"role": "assistant"}, USER],
     "answer, content null": [USER, {"role": "assistant", "content": None}, USER],
     "answer, `tool_calls` empty": [USER, ANSWER | {"tool_calls": []}, USER],
     "answer, `tool_calls` null": [USER, ANSWER | {"tool_calls": None}, USER],

@@ -5,19 +5,21 @@ Writes the parts of the documentation that come from code: pages of `docs/refere
     python docs/generate.py --check    write nothing; exit with 1 and name the pages that are out of date
     python docs/generate.py demo       run `make demo`, show one episode, and write both into the tutorial
 
-`reference_pages` builds the text of the pages.
+`reference_pages` builds the text of the pages. The page of chat templates comes from their tests, and is written if
+`trl` is installed. `core/tests/chat/test_quirks.py` checks it, because that takes longer than `--check` may.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,7 @@ from turnwise_result_files import read_results
 
 ROOT: Final = Path(__file__).parents[1]
 REFERENCE: Final = ROOT / "docs/reference"
+TEMPLATE_TESTS: Final = ROOT / "core/tests/chat"
 DEMO_PAGE: Final = ROOT / "docs/tutorial/first-rollout.md"
 DEMO_BEGIN: Final = "<!-- demo:begin -->"
 DEMO_END: Final = "<!-- demo:end -->"
@@ -48,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stale = stale_pages()
         sys.stdout.write("".join(f"{path.relative_to(ROOT)} is out of date: run `make docs`\n" for path in stale))
         return 1 if stale else 0
-    for path, text in pages().items():
+    written = pages()
+    if importlib.util.find_spec("trl") is not None:
+        written |= template_page()
+    for path, text in written.items():
         path.write_text(text, encoding="utf-8")
     return 0
 
@@ -60,12 +66,21 @@ def stale_pages() -> list[Path]:
 
 def pages() -> dict[Path, str]:
     """Return the text of each generated page, by its path."""
-    texts = {}
-    for name, lines in PAGES.items():
-        title, *rest = lines()
-        text = "\n".join([title, "", _NOTICE, *rest]).strip()
-        texts[REFERENCE / f"{name}.md"] = re.sub(r"\n{3,}", "\n\n", text) + "\n"
-    return texts
+    return {REFERENCE / f"{name}.md": page_text(lines()) for name, lines in PAGES.items()}
+
+
+def template_page() -> dict[Path, str]:
+    """Return the text of the page of chat templates, by its path."""
+    sys.path.insert(0, os.fspath(TEMPLATE_TESTS))
+    import template_page as page
+
+    return {page.PAGE: page_text(page.page_lines(page.cells_of(page.byte_chats())))}
+
+
+def page_text(lines: Iterable[str]) -> str:
+    """Return the text of a page that says that it is generated."""
+    title, *rest = lines
+    return re.sub(r"\n{3,}", "\n\n", "\n".join([title, "", _NOTICE, *rest]).strip()) + "\n"
 
 
 # The demo

@@ -1,13 +1,22 @@
-"""Quirks of messages that people have, and the check that a prompt loses none of their texts."""
+"""
+Quirks of messages that people have, and what a prompt makes of them.
+
+A prompt shows each text of its messages, in the given form or in an equal one, or it is refused with the place of a
+message, the tools, or the template's own words. `outcome_of` checks that, and returns which of them it is.
+"""
 
 import json
 import re
+from collections import Counter
 
-from real_templates import TEMPLATES
+import jinja2
+from real_templates import TEMPLATES, special_tokens_of
 
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
 
 UNUSABLE = ("llava", "idefics", "smolvlm")
+USABLE = sorted(each.stem for each in TEMPLATES.glob("*.jinja") if not each.stem.startswith(UNUSABLE))
 TOOL = {
     "type": "function",
     "function": {
@@ -17,6 +26,8 @@ TOOL = {
     },
 }
 USER = {"role": "user", "content": "USERTEXT"}
+SPELLED = "{special tokens}"
+"""Stands for the special tokens of a template."""
 
 
 def calling(arguments='{"a": "ZEBRA"}', *, ids=("call00001",), **keys):
@@ -32,71 +43,203 @@ def result(content="OUTCOME", call_id="call00001"):
     return {"role": "tool", "tool_call_id": call_id, "name": "add", "content": content}
 
 
+def parts(role, **keys):
+    texts = [{"type": "text", "text": text} for text in ("PART1", "PART2")]
+    return {"role": role, "content": texts} | keys
+
+
 ANSWER = {"role": "assistant", "content": "ANSWER"}
 SYSTEM = {"role": "system", "content": "RULE1"}
 DEVELOPER = {"role": "developer", "content": "RULE2"}
 CALL, RESULT = calling(content=""), result()
 SECOND = [calling(content="", ids=("call00002",)), result("RESULT2", "call00002")]
+UNICODE = "GR\u00dc\u00dfE \u4e16\u754c \U0001f30d"
 QUIRKS = {
+    "user": [USER],
     "developer first": [DEVELOPER, USER],
     "developer later": [USER, ANSWER, DEVELOPER, USER],
     "system": [SYSTEM, USER],
     "two systems": [SYSTEM, {"role": "system", "content": "RULE2"}, USER],
     "system and developer": [SYSTEM, DEVELOPER, USER],
-    "system in between": [USER, ANSWER, SYSTEM, USER],
+    "system between turns": [USER, ANSWER, SYSTEM, USER],
     "system last": [USER, SYSTEM],
-    "empty system": [{"role": "system", "content": ""}, USER],
+    "system, content empty": [{"role": "system", "content": ""}, USER],
     "system alone": [SYSTEM],
     "two users": [USER, {"role": "user", "content": "AGAIN"}],
     "answer first": [ANSWER, USER],
     "answer last": [USER, ANSWER],
     "two answers": [USER, ANSWER, {"role": "assistant", "content": "MORE"}, USER],
-    "no calls": [USER, ANSWER | {"tool_calls": []}, USER],
-    "null calls": [USER, ANSWER | {"tool_calls": None}, USER],
-    "parts": [{"role": "user", "content": [{"type": "text", "text": "PART1"}, {"type": "text", "text": "PART2"}]}],
-    "call": [USER, CALL, RESULT, USER],
-    "call and null": [USER, calling(content=None), RESULT, USER],
-    "call without content": [USER, calling(), RESULT, USER],
-    "call and text": [USER, calling(content="THINKING"), RESULT, USER],
-    "arguments as object": [USER, calling({"a": "ZEBRA"}, content=""), RESULT, USER],
-    "empty arguments": [USER, calling("", content=""), RESULT, USER],
-    "null arguments": [USER, calling(None, content=""), RESULT, USER],
-    "cut arguments": [USER, calling('{"a": "ZEBRA', content=""), RESULT, USER],
-    "list as arguments": [USER, calling('["ZEBRA"]', content=""), RESULT, USER],
+    "user, content null": [{"role": "user", "content": None}],
+    "answer, content absent": [USER, {"role": "assistant"}, USER],
+    "answer, content null": [USER, {"role": "assistant", "content": None}, USER],
+    "answer, `tool_calls` empty": [USER, ANSWER | {"tool_calls": []}, USER],
+    "answer, `tool_calls` null": [USER, ANSWER | {"tool_calls": None}, USER],
+    "system of parts": [parts("system"), USER],
+    "user of parts": [parts("user")],
+    "result of parts": [USER, CALL, result() | parts("tool"), USER],
+    "call, content empty": [USER, CALL, RESULT, USER],
+    "call, content null": [USER, calling(content=None), RESULT, USER],
+    "call, content absent": [USER, calling(), RESULT, USER],
+    "call, content a text": [USER, calling(content="THINKING"), RESULT, USER],
+    "arguments: object": [USER, calling({"a": "ZEBRA"}, content=""), RESULT, USER],
+    "arguments: empty text": [USER, calling("", content=""), RESULT, USER],
+    "arguments: null": [USER, calling(None, content=""), RESULT, USER],
+    "arguments: cut JSON": [USER, calling('{"a": "ZEBRA', content=""), RESULT, USER],
+    "arguments: list": [USER, calling('["ZEBRA"]', content=""), RESULT, USER],
+    "arguments: JSON in JSON": [USER, calling(json.dumps('{"a": "ZEBRA"}'), content=""), RESULT, USER],
     "two calls": [USER, calling(content="", ids=("call00001", "call00002")), RESULT, SECOND[1], USER],
+    "one result of two": [USER, calling(content="", ids=("call00001", "call00002")), RESULT, USER],
+    "results swapped": [USER, calling(content="", ids=("call00001", "call00002")), SECOND[1], RESULT, USER],
+    "result without a call": [USER, RESULT, USER],
+    "result first": [RESULT, USER],
+    "result of an unknown call": [USER, CALL, result(call_id="call00009"), USER],
     "result last": [USER, CALL, RESULT],
+    "call last": [USER, CALL],
     "two turns of calls": [USER, CALL, RESULT, ANSWER, USER, *SECOND, USER],
-    "empty result": [USER, CALL, result(""), USER],
+    "result, content empty": [USER, CALL, result(""), USER],
+    "unicode": [{"role": "user", "content": UNICODE}],
+    "unicode in a call": [
+        USER,
+        calling(json.dumps({"a": UNICODE}, ensure_ascii=False), content=""),
+        result(UNICODE),
+        USER,
+    ],
+    "special tokens": [{"role": "user", "content": SPELLED}],
+    "special tokens in a call": [USER, calling(json.dumps({"a": SPELLED}), content=""), RESULT, USER],
+    "special tokens in a result": [USER, CALL, result(SPELLED), USER],
 }
-USABLE = [each.stem for each in TEMPLATES.glob("*.jinja") if not each.stem.startswith(UNUSABLE)]
-PLACES = ("messages[", "tools are not shown", "fails: ")
+SHOWN, NO_TOOLS = "=", "W"
+FORMS = {
+    "a": "arguments that are null or an empty text become an empty object",
+    "c": "the key `tool_calls` is left out where it has no call",
+    "e": "a content that is null or absent becomes an empty text",
+    "j": "arguments become JSON text",
+    "n": "an absent content becomes null",
+    "o": "arguments in JSON text become an object",
+    "p": "the texts of the parts become one text",
+    "s": "the role `developer` becomes `system`",
+}
+"""The equal forms, by letter."""
+REFUSALS = {
+    "A": "arguments are no JSON object, and the template fails",
+    "F": "the template fails on messages of this form",
+    "H": "the template would hide a text: a message, a call or the content beside a call",
+    "N": "the template would show the word None for an empty content",
+    "T": "the template refuses the messages in its own words",
+    NO_TOOLS: "the template does not show tools",
+}
+"""Reasons of refusals, by letter."""
+PLACES = {"N": "word None", "W": "tools are not shown", "H": "is not shown", "A": "the arguments are no JSON object"}
 
 
-def words_of(text):
-    return set(re.findall("[A-Za-z0-9]+", text))
+def spelling(value, text):
+    """Return a JSON value with a text in the place of `SPELLED`, escaped in texts of JSON."""
+    if isinstance(value, str):
+        return text if value == SPELLED else value.replace(SPELLED, json.dumps(text, ensure_ascii=False)[1:-1])
+    if isinstance(value, dict):
+        return {key: spelling(item, text) for key, item in value.items()}
+    return [spelling(item, text) for item in value] if isinstance(value, list) else value
 
 
-def render(chat, messages, tools):
-    """Return the text of a prompt, and the error where there is none."""
+def texts_of(messages):
+    """Return the texts that a prompt must show, as often as they are in the messages."""
+    texts = []
+    for message in messages:
+        content = message.get("content") or ""
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+        for call in message.get("tool_calls") or ():
+            arguments = call["function"]["arguments"]
+            texts += re.findall("ZEBRA", str(arguments)) or values_of(arguments)
+    return Counter(text for text in texts if text)
+
+
+def values_of(arguments):
+    return json.loads(arguments).values() if arguments else ()
+
+
+def forms_between(given, shown):
+    """Return the letters of the forms in which messages are shown; another difference is an error."""
+    found = set()
+    for before, after in zip(given, shown, strict=True):
+        role, content, calls = before["role"], before.get("content"), before.get("tool_calls") or ()
+        if role == "developer" != after["role"]:
+            role = "system"
+            found.add("s")
+        if isinstance(content, list):
+            content = "".join(part["text"] for part in content)
+            found.add("p")
+        if content is None and after["content"] is not None:
+            content = ""
+            found.add("e")
+        elif "content" not in before:
+            found.add("n")
+        if "tool_calls" in before and not calls:
+            found.add("c")
+        assert (role, content) == (after["role"], after["content"])
+        for call, other in zip(calls, after.get("tool_calls", ()), strict=True):
+            found |= forms_of_call(call, other)
+        assert others_of(before) == others_of(after)
+    return found
+
+
+def others_of(message):
+    return {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls")}
+
+
+def forms_of_call(call, shown):
+    """Return the letters of the forms of a call."""
+    given, other = call["function"]["arguments"], shown["function"]["arguments"]
+    assert shown == {**call, "function": {"name": call["function"]["name"], "arguments": other}}
+    found = set()
+    if not given:
+        given = {}
+        found.add("a")
+    if isinstance(given, str) and isinstance(other, dict):
+        given = json.loads(given)
+        found.add("o")
+    elif isinstance(given, dict) and isinstance(other, str):
+        other = json.loads(other)
+        found.add("j")
+    assert given == other
+    return found
+
+
+def refusal_of(name, error):
+    """Return the letter of an error, which must name the template or a message."""
+    text = str(error)
+    assert text.startswith(f"{name} ") or "messages[" in text, text
+    for letter, place in PLACES.items():
+        if place in text:
+            return letter
+    assert text.startswith(f"{name} fails: "), text
+    return "T" if type(error.__cause__) is jinja2.TemplateError else "F"
+
+
+def num_special(chat, ids):
+    return sum(chat.tokenizer.decode([token_id]) in chat.tokenizer.special_tokens for token_id in ids.tolist())
+
+
+def outcome_of(name: str, chat: ChatTemplate, quirk: str, tools) -> str:
+    """
+    Return `SHOWN`, the letters of the equal forms, or the letter of a refusal.
+
+    It fails if a text of the messages is not in the prompt, if the prompt has the word None, or if a special token that
+    a content spells is one in the prompt.
+    """
+    spelled = special_tokens_of(name)
+    messages = spelling(QUIRKS[quirk], spelled)
     try:
-        return chat.tokenizer.decode(chat.prompt(messages, tools)), ""
+        ids = chat.prompt(messages, tools)
     except TemplateError as error:
-        return "", str(error)
-
-
-def count_shown(chats, quirk, tools):
-    """Check a quirk with chat templates by name; return the number of templates that show it."""
-    messages, num_shown = QUIRKS[quirk], 0
-    texts = json.dumps([[each.get("content"), each.get("tool_calls")] for each in messages])
-    wanted = {word for word in words_of(texts) if word.isupper()} | ({"Add"} if tools else set())
-    for name, chat in chats:
-        text, error = render(chat, messages, tools)
-        assert bool(text) != bool(error)
-        if error:
-            assert error.startswith(f"{name} ") or "messages[" in error, error
-            assert any(place in error for place in PLACES), error
-            continue
-        num_shown += 1
-        assert not [word for word in wanted if word not in text], name
-        assert "None" not in text, name
-    return num_shown
+        return refusal_of(name, error)
+    text = chat.tokenizer.decode(ids)
+    # A text may be inside of JSON, and vocabularies out of sentencepiece have one id for the space and its sign.
+    plain = text.replace('\\"', '"').replace("▁", " ")
+    for wanted, number in texts_of(messages).items():
+        assert plain.count(wanted.replace("▁", " ")) >= number, (name, wanted, text)
+    assert not tools or "Add" in text, name
+    assert "None" not in text, name
+    if messages != QUIRKS[quirk]:
+        harmless = chat.prompt(spelling(QUIRKS[quirk], "Q" * len(spelled)), tools)
+        assert num_special(chat, harmless) == num_special(chat, ids), name
+    return "".join(sorted(forms_between(messages, chat.shown_messages(messages, tools)))) or SHOWN

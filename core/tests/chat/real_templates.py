@@ -1,5 +1,6 @@
 """The chat templates that the installed `trl` ships, over tokenizers without merges."""
 
+import copy
 import importlib.util
 import re
 from functools import cache
@@ -25,17 +26,60 @@ SPECIAL = re.compile(
 
 
 def tokenizer_of(source: str):
-    return byte_tokenizer(source, sorted(set(SPECIAL.findall(source))), bos_token="<bos>", eos_token="<eos>")
+    return byte_tokenizer(source, specials_of(source), bos_token="<bos>", eos_token="<eos>")
+
+
+def specials_of(source: str) -> list[str]:
+    return sorted(set(SPECIAL.findall(source)))
+
+
+@cache
+def source_of(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def special_tokens_of(name: str) -> str:
+    """Return a text that spells all special tokens of a template."""
+    return "A" + "B".join([*specials_of(source_of(name)), "<eos>"]) + "C"
 
 
 @cache
 def chat_of(name: str) -> ChatTemplate:
-    return ChatTemplate(tokenizer_of((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")), name=name)
+    return ChatTemplate(tokenizer_of(source_of(name)), name=name)
+
+
+@cache
+def shared_tokenizer(vocabulary: str, special_tokens: tuple[str, ...], eos_token: str = "<eos>"):
+    """
+    Return a tokenizer with the vocabulary of a model, for many templates: see `with_template`.
+
+    A copy takes seconds, so its copies share one: a chat template copies its tokenizer when a message spells a special
+    token.
+    """
+    tokenizer, twin = (
+        vocabulary_tokenizer(vocabulary, "", special_tokens, bos_token="<bos>", eos_token=eos_token) for _ in range(2)
+    )
+    tokenizer.__deepcopy__ = lambda _memo: twin
+    return tokenizer
+
+
+def with_template(tokenizer, source: str):
+    """Return a tokenizer with a template, over the same vocabulary."""
+    other = copy.copy(tokenizer)
+    other.chat_template = source
+    return other
+
+
+@cache
+def all_specials() -> tuple[str, ...]:
+    return tuple(sorted({token for path in TEMPLATES.glob("*.jinja") for token in specials_of(source_of(path.stem))}))
 
 
 def chat_with(vocabulary: str, name: str) -> ChatTemplate:
-    """Return a chat template over the vocabulary of a model."""
-    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-    specials = sorted(set(SPECIAL.findall(source)))
-    tokenizer = vocabulary_tokenizer(vocabulary, source, specials, bos_token="<bos>", eos_token="<eos>")
-    return ChatTemplate(tokenizer, name=name)
+    """
+    Return a chat template over the vocabulary of a model.
+
+    The tokenizer has the special tokens of all templates. What a template writes has its own special tokens alone, so
+    its ids are those that it has without the others.
+    """
+    return ChatTemplate(with_template(shared_tokenizer(vocabulary, all_specials()), source_of(name)), name=name)

@@ -1,13 +1,18 @@
 # ruff: noqa: E501 - the templates are easier to read on one line each
 """Templates with rules that a short probe does not reach: real conversations are compared with whole renderings."""
 
+import itertools
+from functools import cache
+
 import jinja2
 import pytest
+from real_templates import shared_tokenizer, with_template
 from structlog.testing import capture_logs
 
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.tokenizers import SPECIAL_TOKENS, byte_tokenizer
+from turnwise_testing.vocabularies import VOCABULARIES, missing_package
 
 TOOLS = [
     {
@@ -116,6 +121,8 @@ DIFFERING = {
     "note after a long answer",
 }
 """Templates whose proofs pass and whose deltas are wrong in a long conversation."""
+SIZES = (4, 400)
+"""Characters of a text."""
 
 
 def calling(*names):
@@ -162,7 +169,7 @@ def blocks_of(messages):
 
 
 def is_exact(chat, tokenizer, messages, tools):
-    """Return whether the whole rendering ends with each delta that the template appends; None if it appends none."""
+    """Return whether the ids of the whole end with each delta that the template appends; None if it appends none."""
     compared = []
     plain = [
         dict(
@@ -174,27 +181,23 @@ def is_exact(chat, tokenizer, messages, tools):
     ]
     for (_before, block), (shown, new) in zip(blocks_of(messages), blocks_of(plain), strict=True):
         try:
-            delta = chat.tokenizer.decode(chat.delta(block, chat.stop_token_ids[0], with_tools=bool(tools)))
+            ids = chat.delta(block, chat.stop_token_ids[0], with_tools=bool(tools)).tolist()
             whole = tokenizer.apply_chat_template(
                 [*shown, *new], tools=tools or None, tokenize=False, add_generation_prompt=True
             )
         except (TemplateError, jinja2.TemplateError):  # the template refuses one of both
             continue
-        ends = map(chat.tokenizer.decode, ([token_id] for token_id in chat.stop_token_ids))
-        compared.append(any(whole.endswith(end + delta) for end in ends))
+        whole_ids = chat.tokenizer.encode(whole)
+        compared.append(any(whole_ids[-len(ids) - 1 :] == [stop, *ids] for stop in chat.stop_token_ids))
     return all(compared) if compared else None
 
 
-@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
-@pytest.mark.parametrize("size", [4, 400], ids=["short", "long"])
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_difference_is_found(name, size, tools):
-    """A conversation is reported if, and only if, one of its deltas is not what the template renders."""
-    tokenizer = byte_tokenizer(HOSTILE[name])
+def check_that_a_difference_is_found(tokenizer, name, size, tools):
+    """Check a template; return whether its deltas are exact, and None if none of them can be compared."""
     try:
         chat = ChatTemplate(tokenizer, name=name, check_every=1)
     except TemplateError:
-        return  # refused as a whole
+        return None  # refused as a whole
     messages = conversation(size=size)
     exact = is_exact(chat, tokenizer, messages, tools)
 
@@ -209,6 +212,34 @@ def test_a_difference_is_found(name, size, tools):
     assert all(line["template"] == name and "instead of" in line["at"] for line in warnings)
     assert exact is not False or name in DIFFERING
     assert size == 4 or exact is not True or name not in DIFFERING
+    return exact
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
+@pytest.mark.parametrize("size", SIZES, ids=["short", "long"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_difference_is_found(name, size, tools):
+    """A conversation is reported if, and only if, one of its deltas is not what the template renders."""
+    check_that_a_difference_is_found(byte_tokenizer(HOSTILE[name]), name, size, tools)
+
+
+@cache
+def outcome_with_bytes(name, *, with_tools):
+    return check_that_a_difference_is_found(byte_tokenizer(HOSTILE[name]), name, SIZES[1], TOOLS if with_tools else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_difference_is_found_with_a_real_vocabulary(vocabulary):
+    """The same templates are exact, found or refused when texts have merges."""
+    if reason := missing_package(vocabulary):
+        pytest.skip(f"{vocabulary} {reason}")
+    shared = shared_tokenizer(vocabulary, SPECIAL_TOKENS, "<|im_end|>")
+
+    for name, with_tools in itertools.product(HOSTILE, (False, True)):
+        tokenizer = with_template(shared, HOSTILE[name])
+        found = check_that_a_difference_is_found(tokenizer, name, SIZES[1], TOOLS if with_tools else [])
+        assert found == outcome_with_bytes(name, with_tools=with_tools), name
 
 
 def test_one_conversation_in_some_is_compared():

@@ -96,6 +96,28 @@ class TestPrompt:
         with pytest.raises(TemplateError, match="has no attribute 'function'"):
             chat.prompt([USER, {"role": "assistant", "tool_calls": [{"id": "flat"}]}])
 
+    def test_form_of_the_messages(self):
+        """`shown_messages` returns what the template gets: here it shows no role `developer`, and no text of JSON."""
+        function = {"name": "multiply", "arguments": '{"a": 6}'}
+        turn = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": function}]}
+        parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief <|im_end|>."}]
+
+        shown = CHAT.shown_messages([{"role": "developer", "content": parts}, USER, turn, RESULT])
+
+        call = {**CALL, "function": {"name": "multiply", "arguments": {"a": 6}}}
+        system = {"role": "system", "content": "Be brief <|im_end|>."}
+        assert shown == [system, USER, {"role": "assistant", "content": None, "tool_calls": [call]}, RESULT]
+        with pytest.raises(TemplateError, match="at least one message"):
+            CHAT.shown_messages([])
+
+    def test_reason_that_no_form_can_help(self):
+        """A role of another name would show the message; the error names what it would not show even then."""
+        chat = chat_of(PLAIN.replace("messages %}", "messages if message.role != 'developer' %}"))
+        developer = {"role": "developer", "content": "Be brief."}
+        assert "Be brief." in chat.tokenizer.decode(chat.prompt([developer, USER]))
+        with pytest.raises(TemplateError, match="does not fit the prompt: tools are not shown"):
+            chat.prompt([developer, USER], [TOOL])
+
     @pytest.mark.parametrize(
         ("messages", "text"),
         [

@@ -105,8 +105,8 @@ class LookTool:
         return 0.25
 
 
-def run(agent=None, engine=None, *, reward=None, tools=None, limits=None, observers=(), interaction=None, use=None):
-    """Run one episode on its own event loop, beside the coroutine function `use`, and return its result."""
+def run(agent=None, engine=None, *, limits=None, observers=(), interaction=None, use=None, tools=None, **program):
+    """Run an episode with `program` on its own event loop, beside the function `use`, and return its result."""
 
     async def main():
         async with asyncio.TaskGroup() as background:
@@ -119,9 +119,10 @@ def run(agent=None, engine=None, *, reward=None, tools=None, limits=None, observ
             task = Task(messages=({"role": "user", "content": "hi"},), uid="t")
             spec = EpisodeSpec(task=task, agent_name="loop", sampling=SamplingParams(stop_token_ids=(EOS,)))
             episode = LiveEpisode(spec, limits or Limits(), context)
-            program = EpisodeProgram(agent=agent or LoopAgent(), reward=reward, tools=ToolBox(tools) if tools else None)
+            box = ToolBox(tools) if tools else None
+            recipe = EpisodeProgram(agent=agent or LoopAgent(), tools=box, **program)
             async with asyncio.TaskGroup() as group:
-                running = group.create_task(run_episode(episode, program))
+                running = group.create_task(run_episode(episode, recipe))
                 if use is not None:
                     group.create_task(use(episode))
             return running.result()

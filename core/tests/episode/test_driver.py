@@ -12,6 +12,7 @@ from episode_fakes import EOS, ConstantReward, LookTool, LoopAgent, TinyEngine, 
 
 from turnwise import Capabilities, FinishReason, GenerateResult, Status, ToolCall, ToolResult
 from turnwise.batch.rollout_batch import collate
+from turnwise.chat.conversations import COMPARED_METRIC
 from turnwise.episode.setup import Limits
 from turnwise.errors import EngineError, InfrastructureError
 
@@ -346,6 +347,29 @@ class TestPrompt:
         result = run(limits=Limits(prompt_length=2, prompt_policy=policy))
 
         assert result.trajectories[0].num_prompt_tokens == 2
+
+
+class ComparingChat:
+    """Compares every conversation, and finds a difference in each."""
+
+    def check_conversation(self, number, messages, tools):
+        return {COMPARED_METRIC: 1.0, "template/differing_conversations": 1.0}
+
+
+@pytest.mark.parametrize("num_own", [0, 3])
+def test_conversations_are_compared_once(num_own):
+    """The driver compares the messages of an episode, unless the agent has compared its conversations itself."""
+
+    async def answer(episode):
+        episode.messages.append({"role": "assistant", "content": "ok"})
+        for _ in range(num_own):
+            episode.record_metric(COMPARED_METRIC, 1.0)
+
+    result = run(LoopAgent(after=answer), chat=ComparingChat())
+
+    assert result.status is Status.COMPLETED
+    assert result.metrics.extra[COMPARED_METRIC] == (num_own or 1)
+    assert ("template/differing_conversations" in result.metrics.extra) == (num_own == 0)
 
 
 def test_seeds_depend_on_the_request_alone():

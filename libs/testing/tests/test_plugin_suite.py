@@ -1,12 +1,9 @@
 """Tests of the conformance suites: nobody overrides a standard test, and a plugin is found, light and registered."""
 
-import sys
-
 import pytest
 
 from turnwise_testing.engine_checks import ENGINE_CHECKS
 from turnwise_testing.engine_suite import EngineSuite
-from turnwise_testing.installation import install_plugin
 from turnwise_testing.suite import PluginSuite, overridden_tests
 
 
@@ -72,7 +69,7 @@ from turnwise_testing.engine_probe import EngineProbe
 from turnwise_testing.engine_suite import EngineSuite
 
 class TestFake(EngineSuite):
-    entry_point = "fake_engine"
+    entry_point = "turnwise_fake_engine"
     module = "turnwise_fake_engine"
     registered = "fake"
     shared_engine = True
@@ -83,39 +80,16 @@ class TestFake(EngineSuite):
 """
 
 
-class Outcomes(dict):
-    """What became of each test, by name; a pytest plugin."""
-
-    def pytest_runtest_logreport(self, report):
-        if report.when == "call" or report.outcome != "passed":
-            self[report.nodeid.rpartition("::test_")[2]] = report.outcome
-
-
 @pytest.fixture
-def run_conformance(tmp_path, monkeypatch):
-    """A function that installs a plugin in a directory, runs its conformance file, and returns the outcomes."""
-
-    def run(heavy=""):
-        install_plugin(tmp_path, "turnwise_fake_engine", PLUGIN.format(heavy=heavy), entry="fake_engine")
-        (tmp_path / "test_conformance.py").write_text(CONFORMANCE)
-        outcomes = Outcomes()
-        options = ["-s", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={tmp_path}"]
-        pytest.main([*options, str(tmp_path / "test_conformance.py")], plugins=[outcomes])
-        return outcomes
-
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    yield run
-    # Also the empty sglang of one test, which must not replace the real one in others.
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+def run_engine_suite(run_conformance):
+    """A function that installs the plugin of an engine, runs its conformance file, and returns the outcomes."""
+    return lambda heavy="": run_conformance("turnwise_fake_engine", PLUGIN.format(heavy=heavy), CONFORMANCE)
 
 
 @pytest.mark.slow
-def test_a_plugin_runs_the_whole_suite(run_conformance):
+def test_a_plugin_runs_the_whole_suite(run_engine_suite):
     """Ten lines of conformance file: the standard tests run, share an engine, and skip what it cannot."""
-    outcomes = run_conformance()
+    outcomes = run_engine_suite()
 
     # The forms of a check under delays are skipped with the check itself.
     delayed = {name for name, outcome in outcomes.items() if outcome == "skipped" and "holds_under_delays" in name}
@@ -128,11 +102,11 @@ def test_a_plugin_runs_the_whole_suite(run_conformance):
 
 
 @pytest.mark.slow
-def test_a_heavy_plugin_is_caught(run_conformance, tmp_path):
+def test_a_heavy_plugin_is_caught(run_engine_suite, tmp_path):
     """Importing sglang, here an empty module of that name, at module level fails the one test about it."""
     (tmp_path / "sglang.py").write_text("")
 
-    outcomes = run_conformance(heavy="import sglang")
+    outcomes = run_engine_suite(heavy="import sglang")
 
     assert [name for name, outcome in outcomes.items() if outcome == "failed"] == ["import_is_light"]
 

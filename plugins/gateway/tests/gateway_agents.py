@@ -1,6 +1,7 @@
 """Agents that the tests run: they know the model's API and nothing of turnwise."""
 
 import json
+from types import SimpleNamespace
 
 import aiohttp
 
@@ -32,6 +33,12 @@ async def converse(task, client):
                 {"role": "tool", "tool_call_id": call["id"], "content": run(call)} for call in message["tool_calls"]
             ]
     return None
+
+
+async def converse_twice(task, client):
+    """Hold the conversation of the task and another one."""
+    await converse(task, client)
+    return await converse(SimpleNamespace(messages=[{"role": "user", "content": "Another question?"}]), client)
 
 
 def run(call):

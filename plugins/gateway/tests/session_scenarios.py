@@ -10,6 +10,7 @@ from attrs import define, evolve, field
 
 from turnwise import Chat, State
 from turnwise_gateway.calls import ModelCall
+from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.session import Session, SessionParts
 from turnwise_gateway.tree.messages import split_think
@@ -81,6 +82,7 @@ class ScenarioAgent:
                 await self.scenario(self.session)
                 await self.session.settle()
                 self.session.close()
+                await check_conversations(self.session.book)
             except Exception as error:
                 self.error = error
                 raise

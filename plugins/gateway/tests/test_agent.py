@@ -292,6 +292,15 @@ def test_the_gateway_equals_an_agent_in_the_process(number):
     check_equal(*run_both(probe, inside_probe(probe), number))
 
 
+@pytest.mark.parametrize(("number", "expected"), [(0, (2, 0)), (1, (0, 0))])
+def test_conversations_are_compared_with_the_template(number, expected):
+    """Both conversations of a program, in the first of 64 episodes."""
+    done = run(build_probe(CALLING[1:], function="gateway_agents:converse_twice"), number)
+
+    metrics = done.result.metrics.extra
+    assert expected == tuple(metrics.get(f"template/{name}_conversations", 0) for name in ("compared", "differing"))
+
+
 def test_the_openai_client_equals_an_agent_in_the_process():
     """A program with the `openai` client gives the records of `tool_agent`, token for token."""
     tools = json.dumps([dict(schema) for schema in probe_resources().tool_schemas])

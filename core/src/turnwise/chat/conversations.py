@@ -19,6 +19,7 @@ from turnwise.chat.render import Renderer
 from turnwise.errors import DataError, TemplateError
 from turnwise.types import Message, ToolSchema
 
+COMPARED_METRIC: Final = "template/compared_conversations"
 MAX_BLOCKS: Final = 32
 """New messages that are compared in one conversation, for each costs a rendering of the whole."""
 

@@ -23,7 +23,7 @@ import structlog
 
 from turnwise.chat.call_ids import CallIdRules
 from turnwise.chat.contents import ContentGuard
-from turnwise.chat.conversations import ConversationCheck
+from turnwise.chat.conversations import COMPARED_METRIC, ConversationCheck
 from turnwise.chat.delta import DeltaProver, DeltaTemplate
 from turnwise.chat.probe import BASE, Plain, with_answer_keys
 from turnwise.chat.render import (
@@ -155,9 +155,18 @@ class ChatTemplate:
                 text. The text names the message.
             DataError: a message spells a special token and the policy is `refuse`.
         """
-        if not messages:
-            raise TemplateError("a prompt needs at least one message")
-        return self._heads.encode(self._render(messages, tools))
+        return self._heads.encode(self._render(messages, tools)[0])
+
+    def shown_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[Plain]:
+        """
+        Return the messages in the form in which `prompt` gives them to the template.
+
+        It is not always the given one: where the template knows no role `developer`, the role is `system`.
+
+        Raises:
+            TemplateError, DataError: as `prompt` does.
+        """
+        return self._render(messages, tools)[1]
 
     def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True) -> TokenArray:
         """
@@ -200,14 +209,16 @@ class ChatTemplate:
             structlog.get_logger().warning(
                 "the chat template renders a conversation differently", template=self._renderer.name, at=difference
             )
-        return {"template/compared_conversations": 1.0, "template/differing_conversations": float(bool(difference))}
+        return {COMPARED_METRIC: 1.0, "template/differing_conversations": float(bool(difference))}
 
     def _plain(self, messages: Sequence[Message]) -> list[Plain]:
         key = self._renderer.reasoning_key
         return [self._contents.value(plain_message(message, reasoning_key=key)) for message in messages]
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Return the text of a conversation in the first form in which the template shows all of it."""
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[str, list[Plain]]:
+        """Return the text of a conversation, and the first form of it in which the template shows all of it."""
+        if not messages:
+            raise TemplateError("a prompt needs at least one message")
         error, hides = TemplateError("no form was tried"), ""
         messages = self._call_ids.rename(messages)
         for form in _forms_of(messages, self._renderer.reasoning_key):
@@ -223,8 +234,8 @@ class ChatTemplate:
                 continue
             found = self._shown.find_hidden(plain, tools, text)
             if not found:
-                return text
-            hides = hides or found
+                return text, whole
+            hides = found  # of the last form: the reason that no form can help
         if hides:
             raise TemplateError(f"{self._renderer.name} does not fit the prompt: {hides}")
         if place := find_unreadable_arguments(messages):

@@ -20,6 +20,7 @@ import structlog
 from attrs import evolve, frozen
 
 from turnwise.chat.contents import record_metric
+from turnwise.chat.conversations import COMPARED_METRIC
 from turnwise.episode.live import LiveEpisode
 from turnwise.errors import (
     BoundaryError,
@@ -176,6 +177,8 @@ async def _check_conversation(episode: LiveEpisode, program: EpisodeProgram) -> 
     """Compare the conversation with the template's rendering, if it is the turn of this episode."""
     chat = program.chat
     if not isinstance(chat, CheckedChat) or not any(each.get("role") == "assistant" for each in episode.messages):
+        return
+    if COMPARED_METRIC in episode.counters.extra:  # an agent with several conversations has compared them itself
         return
     tools = [] if program.tools is None else program.tools.schemas
     number = episode.task.sample_index + episode.rollout_n

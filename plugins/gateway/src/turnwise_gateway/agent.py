@@ -30,6 +30,7 @@ from turnwise_gateway.pool.scores import MAX_NUMBER
 from turnwise_gateway.program import Program, ProgramFailedError, inherited
 from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.reported import check_turns
+from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.session import Session, SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
@@ -128,6 +129,7 @@ class ExternalAgent:
                 if callers is not None:
                     callers.count(session.episode)
                 end_log(backend)
+        await check_conversations(session.book)
         if failure is not None:
             raise failure
         return State.TERMINATED

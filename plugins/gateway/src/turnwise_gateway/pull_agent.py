@@ -18,6 +18,7 @@ from turnwise_gateway.program import ProgramFailedError
 from turnwise_gateway.pull import Attempt, Offer, PullHost
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.reported import check_turns, note_score
+from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.session import SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
@@ -67,6 +68,7 @@ class PullAgent:
             desk.offer(episode, self.parts, server, calls, self.config.keep_requests) as offer,
         ):
             result, attempt = await self._wait(offer)
+        await check_conversations(attempt.session.book)
         if result.state is RolloutState.DEAD:
             if result.owner == "infra":
                 raise InfrastructureError(result.reason)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pull_control import Control, error_of
+from session_scenarios import TURNS
 
 from turnwise import Status
 from turnwise_gateway.pool.store import Lease
@@ -35,6 +36,25 @@ def test_an_outside_agent_runs_and_scores_an_episode(run_with: Callable[..., Any
     assert 3 == done.result.metrics.extra["agent/tests"]
     (record,) = done.result.trajectories
     assert 1 == len(record.turns())
+
+
+def test_conversations_are_compared_with_the_template(run_with: Callable[..., Any]) -> None:
+    """Both conversations of the attempt that is trained, and none of another one."""
+
+    async def outside(control: Control) -> None:
+        lost = await control.lease()
+        await control.work(lost)
+        await control.end(lost, "fail", reason="no idea")
+        leased = await control.lease()
+        await control.work(leased)
+        await control.work(leased | {"task": {"messages": [{"role": "user", "content": "Another question?"}]}})
+        await control.end(leased, score=0.5)
+
+    (done,) = run_with(outside, turns=TURNS[1:4])
+
+    metrics = done.result.metrics.extra
+    assert [False, True, True] == [each.trained for each in done.result.lineage]
+    assert (2, 0) == tuple(metrics[f"template/{name}_conversations"] for name in ("compared", "differing"))
 
 
 def test_many_episodes_and_few_agents(run_with: Callable[..., Any]) -> None:

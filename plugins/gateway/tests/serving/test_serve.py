@@ -39,6 +39,8 @@ def check_sessions(served: Served) -> list[int]:
         "POST", "/sessions", {"task": {"messages": [{"role": "user", "content": "Mine"}], "ground_truth": "secret"}}
     )
     assert "ground_truth" not in own["task"]
+    converse(own["session"])
+    converse(own["session"], question="Another one?")
     served.control("POST", f"/sessions/{own['session']['id']}/fail", {"reason": "no idea"})
     failed = served.control("DELETE", f"/sessions/{own['session']['id']}")
     assert ("failed", "agent") == (failed["episode"]["status"], failed["episode"]["fault"]["owner"])
@@ -69,7 +71,8 @@ def check_refusals(served: Served, other: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_sessions_become_episodes(tmp_path: Path) -> None:
     """Ended sessions are completed or failed episodes, and the ones that Ctrl-C ends are aborted with their turns."""
-    with serve(tmp_path, write_run(tmp_path), "--out", tmp_path / "out", "--print-keys") as served:
+    options = ("--out", tmp_path / "out", "--print-keys", "rollout.template_check_every=1")
+    with serve(tmp_path, write_run(tmp_path), *options) as served:
         assert served.access["secret"] in served.lines[2]
         tokens = check_sessions(served)
         left = served.open()
@@ -87,7 +90,9 @@ def test_sessions_become_episodes(tmp_path: Path) -> None:
     )
     assert [tokens] == sampled(done)
     assert (Status.COMPLETED, 0.75) == (done.status, done.reward)
+    assert 1 == done.metrics.extra["template/compared_conversations"]
     assert Status.FAILED is mine.status
+    assert 2 == mine.metrics.extra["template/compared_conversations"]
     assert (Status.ABORTED, 1) == (aborted.status, len(aborted.trajectories[0].turns()))
     assert not (tmp_path / "out/control.json").exists()
 

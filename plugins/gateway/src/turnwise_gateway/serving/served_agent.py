@@ -16,6 +16,7 @@ from turnwise_gateway.agent import build_parts
 from turnwise_gateway.config import AGENT_NAME, AgentLimits
 from turnwise_gateway.reported import check_turns, note_score
 from turnwise_gateway.serving.desk import ServingDesk
+from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.session import SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
@@ -100,6 +101,7 @@ class ServedAgent:
                 finally:  # also when a limit has ended it
                     served.close()
                     note_score(served.session, served.reported_score(), served.scores.metrics)
+        await check_conversations(served.session.book)
         if isinstance(failure, PromptTooLongError):  # by its own name it would end the run, and with it all sessions
             raise DataError(str(failure)) from failure
         if failure is not None:

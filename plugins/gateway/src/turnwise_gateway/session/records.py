@@ -7,7 +7,6 @@ needs no lock. A record takes one call at a time; a second one branches.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
@@ -17,7 +16,6 @@ from attrs import define, evolve, field, frozen
 
 from turnwise import Chat, Episode, GenerateResult, Message, Trajectory
 from turnwise.errors import BudgetExhausted, PromptTooLongError, TemplateError
-from turnwise.protocols import CheckedChat
 from turnwise.record.trajectory import Mark
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
@@ -29,7 +27,6 @@ from turnwise_gateway.tree.messages import Split, is_plain, normalise, split_thi
 from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
 
 _NO_TOOLS: Final = tools_key(())
-_MAX_CHECKED: Final = 4
 
 
 @define(eq=False)
@@ -256,20 +253,6 @@ class RecordBook:
     def name_call(self, call_id: str, tool: str) -> None:
         """Remember the tool of a call, for templates that show it with the result."""
         self._tool_names[call_id] = tool
-
-    def check_conversations(self) -> None:
-        """Compare the conversations of the first records with the template's renderings, if it is their turn."""
-        if not isinstance(self.chat, CheckedChat):
-            return
-        number = self.episode.task.sample_index + self.episode.rollout_n
-        for record in self.records[:_MAX_CHECKED]:
-            messages, place = [], record.tip
-            while place.parent is not None:
-                messages.append(place.message)
-                place = place.parent
-            found = self.chat.check_conversation(number, messages[::-1], json.loads(record.tools))
-            for name, value in found.items():
-                self.episode.record_metric(name, value)
 
     def _prepare_message(self, index: int, message: Message, tools: Mapping[str, str]) -> Message:
         """Return a message behind the system messages at the start."""

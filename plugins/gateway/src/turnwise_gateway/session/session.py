@@ -199,7 +199,6 @@ class Session:
         self.refuse_calls()
         for turn in list(self._kept.undelivered.values()):
             self._drop(turn)
-        self.book.check_conversations()
         self._count("calls", self.num_calls)
         describe_records(self.episode, self.book.records, self.parts.options.train)
         return True

@@ -145,6 +145,16 @@ def test_conversations_without_a_turn_to_learn_are_left_out(convert):
     assert "1 of 2 written as sft" in errors
 
 
+def test_conversations_with_a_malformed_call_of_no_weight_are_left_out(convert):
+    """The format `openai` writes the malformed calls of a model so; a malformed call to learn is refused."""
+    lines = [json.loads(call('{"expr')), json.loads(answer())]
+    lines[0]["messages"][1]["weight"] = 0
+    code, rows, errors = convert("\n".join(map(json.dumps, lines)))
+
+    assert (code, len(rows)) == (0, 1)
+    assert "1 of 2 written as sft" in errors
+
+
 def test_a_parquet_file_has_the_tokens_of_its_lines(convert, tmp_path):
     """An object of Parquet has the keys of all objects, with null where its own row lacks one."""
     lines = [call({"expression": "1+2"}, tools=[SCHEMA]), call({"other": 3}, tools=[SCHEMA]), answer()]

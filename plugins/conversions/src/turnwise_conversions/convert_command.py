@@ -30,6 +30,7 @@ from turnwise_conversions.demonstrations import Demonstration, encode_demonstrat
 from turnwise_conversions.hf_dataset import to_dataset
 from turnwise_conversions.openai_chat import to_chat
 from turnwise_result_files import read_results
+from turnwise_result_files.messages import is_malformed
 from turnwise_strict_json import load_json
 from turnwise_task_files import check_tools, read_conversations
 
@@ -150,18 +151,23 @@ def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema])
     found = _demonstrations(source, chat, tools)
     with atomic_write(out) as partial, pq.ParquetWriter(partial, _SFT_SCHEMA) as writer, _progress() as advance:
         while batch := list(islice(found, _BATCH_ROWS)):
-            rows = [_row_of(each) for each in batch if each.loss_mask.any()]
+            rows = [_row_of(each) for each in batch if each is not None and each.loss_mask.any()]
             writer.write_table(pa.Table.from_pylist(rows, schema=_SFT_SCHEMA))
             num_written += len(rows)
             num_read += len(batch)
             advance(len(batch))
         if not num_written:
-            raise DataError(f"{source}: no conversation has a turn to learn: each turn of an assistant has weight 0")
+            raise DataError(f"{source}: no conversation has a turn to learn: the turns of the assistant have weight 0")
     return num_written, num_read
 
 
-def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[Demonstration]:
+def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[Demonstration | None]:
+    """Yield the tokens of each conversation; None for one that no template can show."""
     for each in read_conversations(source):
+        # The format `openai` writes episodes with such turns of a model, and gives them no weight.
+        if any(message.get("weight") == 0 and is_malformed(message) for message in each.messages):
+            yield None
+            continue
         try:
             yield encode_demonstration(chat, each.messages, each.tools or tools)
         except (DataError, TemplateError) as error:

@@ -83,7 +83,7 @@ class ServedRunSuite:
             assert len(set(greedy)) < len(greedy)
 
     def test_a_gguf_file(self, model: Path, tmp_path: Path) -> None:
-        """Log-probabilities are those of the model of which the file was written, with weights in float32."""
+        """Log-probabilities agree with the model of which the file was written, with weights in float32."""
         pytest.importorskip("gguf", reason="the extra `gguf` of turnwise is not installed")
         write_gguf(model, tmp_path / "tiny.gguf", quantized=False)
         variables = ModelHub().environment(tmp_path / "cache", HF_HUB_OFFLINE="1")
@@ -112,9 +112,11 @@ def _forward_logprobs(model: Path, record: Trajectory) -> Any:
     import torch
 
     ids = torch.tensor([record.input_ids.tolist()])
-    with torch.no_grad():
-        logits = _load(model)(ids).logits[0]
+    policy = _load(model)
     # The file has one token more than the folder, a merge of bytes that no text has, whose embedding is 0.
-    scores = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1).log_softmax(-1)
+    policy.resize_token_embeddings(policy.config.vocab_size + 1, mean_resizing=False)
+    with torch.no_grad():
+        policy.get_input_embeddings().weight[-1] = 0
+        scores = policy(ids).logits[0].log_softmax(-1)
     start = record.num_prompt_tokens
     return scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0].numpy()

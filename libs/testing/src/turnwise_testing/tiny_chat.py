@@ -1,4 +1,4 @@
-"""A tiny model that chats in bytes, as a folder, and as a GGUF file like those of llama.cpp's converter."""
+"""A tiny model that chats in bytes, as a folder, and as a GGUF file in the form of llama.cpp's converter."""
 
 from __future__ import annotations
 

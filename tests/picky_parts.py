@@ -1,4 +1,4 @@
-"""The user's own code of each kind of part, whose constructor may raise: everywhere, or only in an actor of Ray."""
+"""The user's own code of each kind of part, which raises at its start: everywhere, or only in an actor of Ray."""
 
 from __future__ import annotations
 
@@ -43,6 +43,18 @@ class Engine(ScriptedEngine):
 
 
 class Agent(Picky):
+    async def step(self, episode):
+        return State.TERMINATED
+
+
+class Server:
+    async def open(self):
+        Picky()
+        return {}
+
+    async def close(self):
+        pass
+
     async def step(self, episode):
         return State.TERMINATED
 

@@ -24,6 +24,7 @@ CONFIG_ERROR = 'ConfigError("word: must be at most 3 letters")'
 
 CASES = {
     **{case: (CONFIG_ERROR, overrides, actor) for case, (overrides, _part, actor) in PARTS.items() if actor},
+    "server of an agent": (CONFIG_ERROR, ["agent=./own.py:Server"], "worker 0"),
     "two lines": (TWO_LINES, PARTS["parser"][0], "worker 0"),
     "data": (DATA_ERROR, PARTS["reward in its worker"][0], "reward worker 0"),
 }

@@ -57,8 +57,7 @@ class WorkerGroup:
         handle = await self.cluster.start_actor(WorkerActor, slot, options, *arguments, timeout_s=timeout_s)
         await wait_until_built(handle, slot, self.config.ray.worker_resources, timeout_s)
         self._doubts[slot.index].clear()
-        stats = await first_reply(handle, handle.stats.remote(), timeout_s)
-        self._max_in_flight[slot.index] = int(stats["max_in_flight"])
+        self._max_in_flight[slot.index] = await first_reply(handle, handle.open.remote(), timeout_s)
         watch = handle.watch.remote()
         await self._forward_events(slot, handle)
         # No await from here on, for the reason given in `ReplicaGroup.start`. The episodes are submitted last: the

@@ -190,6 +190,22 @@ def search(found: Sequence[Entry], try_out: Callable[[Sequence[Entry]], str]) ->
     return {" with ".join(each.name for each in few): text}
 
 
+def narrow(found: Sequence[Entry], try_out: Callable[[Sequence[Entry]], str]) -> dict[str, str]:
+    """
+    Return one small join of entries that fails, with its text; empty if all of them together succeed.
+
+    It takes two runs for each half at most, where `search` may need two for each entry: a run on Ray takes seconds.
+    """
+    text = try_out(found)
+    while text and len(found) > 1:
+        half = len(found) // 2
+        failed = next(((part, why) for part in (found[:half], found[half:]) if (why := try_out(part))), None)
+        if failed is None:
+            break
+        found, text = failed
+    return {" with ".join(each.name for each in found): text} if text else {}
+
+
 def _needed(
     found: Sequence[Entry], others: Sequence[Entry], try_out: Callable[[Sequence[Entry]], str]
 ) -> Sequence[Entry]:

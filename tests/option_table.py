@@ -203,6 +203,10 @@ INSTEAD: Final[dict[str, tuple[Any, ...]]] = {
     "judge.sampling.top_k": (-1, 1, 5),
     "observers/prometheus.port": (0,),
     "agents/external.pull.control_port": (0,),
+    # The time of an agent: a busy machine must have enough of it.
+    "agents/external.session_s": (90.5, None),
+    "agents/external.start_s": (90.5, None),
+    "agents/external.idle_s": (90.5, None),
     "weight_transports/gloo.port": (0, 29511),
     "weight_transports/nccl.port": (0, 29512),
     "tools/python.sandbox.memory_mb": (256, 512),

@@ -68,6 +68,11 @@ UNBUILDABLE = {
     "factory that is a number": ("agents", "5", "cannot be built: TypeError"),
     "factory without arguments": ("agents", "lambda: None", "cannot be built: TypeError"),
     "raising factory": ("agents", "lambda c, r: 1 / 0", "cannot be built: ZeroDivisionError"),
+    "error of the config": (
+        "agents",
+        "lambda c, r: (_ for _ in ()).throw(turnwise.errors.ConfigError('word: too long'))",
+        ": word: too long",
+    ),
     "nothing": ("agents", "lambda c, r: None", "its factory returned NoneType, which has no step"),
     "agent without step": ("agents", "lambda c, r: object()", "its factory returned object, which has no step"),
     "reward without score": ("rewards", "lambda c, r: 5", "its factory returned int, which has no score"),

@@ -3,7 +3,8 @@ The matrix of options: each documented value of each key, and each plugin's part
 
 All plugins of this repository are installed. Values that do not contradict each other share a config, and a config that
 fails is cut in halves until the value is found. Every value is planned on both runtimes, and what a plan accepts is
-rolled out on the runtime local.
+rolled out on the runtime local. On Ray all values of the core's keys are rolled out, all parts, and a value of each of
+their options.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from option_runs import (
     config_of,
     entries,
     entry_of,
+    narrow,
     rounds,
     search,
     values_of,
@@ -37,6 +39,8 @@ from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_result_files import read_results
 
 RUNTIMES = ("local", "ray")
+RAY_PARTS = 6
+"""Tests of the rollouts on Ray, so that parts of the suite share them."""
 TRAIN_BASE = {**BASE, "rollout": {**BASE["rollout"], "n": 2}, "train": {"num_steps": 1, "tasks_per_step": 1}}
 
 
@@ -194,3 +198,44 @@ def test_each_value_is_rolled_out_locally(host: Host, folder: Path) -> None:
 
     assert failed == {}
     assert len(found) > 600
+
+
+@pytest.fixture(scope="module")
+def ray_site(folder: Path, ray_head: str) -> Iterator[None]:
+    """A connection to Ray whose actors find the plugin of the folder."""
+    import ray
+    from actor_coverage import make_runtime_env
+
+    environment = make_runtime_env(folder / "site")
+    environment["env_vars"] |= {"MATRIX_KEY": "key-1", "MATRIX_SECRET": "s" * 40, "WANDB_MODE": "offline"}
+    ray.init(address=ray_head, namespace="turnwise", runtime_env=environment)
+    yield
+    ray.shutdown()
+
+
+def for_ray(host: Host) -> list[Entry]:
+    """Return every value of the core's keys, each part, and one value of each of its options."""
+    found: list[Entry] = []
+    seen: set[str] = set()
+    for each in entries(host, on_ray=True):
+        key = each.name.partition("=")[0]
+        if "/" not in key or key not in seen:
+            found.append(each)
+        seen.add(key)
+    left_out = [*refused_on("ray"), *ELSEWHERE]
+    return _of_runtime([each for each in found if not is_of(each.name, left_out)], "ray")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_site")
+@pytest.mark.parametrize("part", range(RAY_PARTS))
+def test_each_value_is_rolled_out_on_ray(host: Host, folder: Path, part: int) -> None:
+    """Two tasks finish on Ray, with a reward worker where a group reward needs one."""
+    found = for_ray(host)
+    joined = rounds(found)
+    # A rollout starts five processes or more. Each further value of an option would need configs of its own.
+    assert len(joined) <= 3 * RAY_PARTS
+    assert len(found) > 500
+    for members in joined[part::RAY_PARTS]:
+        assert narrow(members, partial(roll_out, folder, "ray")) == {}

@@ -127,6 +127,26 @@ def test_busy_devices_are_waited_for_until_a_deadline(connected, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_worker_without_room_is_tried_once(connected, tmp_path):
+    """
+    The error names what it asked for and what is free. A further try would wait as long again.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    others = placement_group([{"CPU": 4}])  # only the head is as large
+    assert others.wait(20)
+    text = (
+        r"worker 0 could not be started: PlacementError: no room for a worker: asked for 3 CPU, not free within 15 s; "
+        r"the cluster has 8 CPU \+ 4 GPU, of which 4 CPU \+ 4 GPU is free$"
+    )
+    asked = {"start_timeout_s": 15.0, "worker_resources": {"num_cpus": 3}}
+    with pytest.raises(EngineError, match=text):
+        make_manager(TellingBlueprint(folder=str(tmp_path)), ray=asked).start()
+
+    remove_placement_group(others)
+
+
+@pytest.mark.slow
 def test_a_start_is_retried_while_the_port_is_taken(connected):
     """
     A replica whose port is taken starts once the port is free; after the last retry the error names the reason.

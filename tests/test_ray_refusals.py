@@ -12,51 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from picky_parts import PARTS, attempts, write_parts
 
 from turnwise_testing.scripted_run import environment_of, write_scripted_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-OWN = '''
-import os
-from pathlib import Path
-
-from turnwise.errors import ConfigError, DataError
-
-HERE = Path(__file__).parent
-
-
-def actor():
-    """Return the name of the actor of this process; empty in the driver."""
-    import ray
-
-    return (ray.is_initialized() and ray.get_runtime_context().get_actor_name()) or ""
-
-
-class Picky:
-    """Raises in an actor, and notes each attempt."""
-
-    def __init__(self):
-        if actor():
-            with (HERE / "attempts").open("a") as file:
-                file.write(f"{actor()}\\n")
-            raise RAISED
-
-    def score(self, episode):
-        return 0.0
-
-
-class PickyParser(Picky):
-    def parse(self, token_ids):
-        return "", ()
-'''
-
 TWO_LINES = 'ConfigError("reward.limit: must be at most 3, got 4\\nreward.least: missing")'
 DATA_ERROR = 'DataError("words.txt: row 7 has no word")'
+CONFIG_ERROR = 'ConfigError("word: must be at most 3 letters")'
 
 CASES = {
-    "worker": (TWO_LINES, ["parser=./own.py:PickyParser"], "worker 0"),
-    "reward worker": (DATA_ERROR, ["reward=./own.py:Picky", "runtime.reward_workers=1"], "reward worker 0"),
+    **{case: (CONFIG_ERROR, overrides, actor) for case, (overrides, _part, actor) in PARTS.items() if actor},
+    "server of an agent": (CONFIG_ERROR, ["agent=./own.py:Server"], "worker 0"),
+    "two lines": (TWO_LINES, PARTS["parser"][0], "worker 0"),
+    "data": (DATA_ERROR, PARTS["reward in its worker"][0], "reward worker 0"),
 }
 """The error, the overrides, and the actor that meets it."""
 
@@ -107,7 +77,7 @@ def expect_lines(done: subprocess.CompletedProcess[str], code: int) -> list[str]
 def test_an_error_of_the_config_ends_the_start_at_once(case: str, address: str, tmp_path: Path) -> None:
     """The command exits with 2 after the lines of the error, and one actor was started."""
     error, overrides, actor = CASES[case]
-    (tmp_path / "own.py").write_text(f"{OWN}\n\nRAISED = {error}\n", encoding="utf-8")
+    write_parts(tmp_path, error)
 
     lines = expect_lines(rollout(tmp_path, address, *overrides), 2)
 
@@ -115,12 +85,13 @@ def test_an_error_of_the_config_ends_the_start_at_once(case: str, address: str, 
     assert lines[0].startswith(f"{actor} could not be started: ")
     assert len(lines) == len(texts)
     assert all(line.endswith(f": {text}") for line, text in zip(lines, texts, strict=True))
-    assert len((tmp_path / "attempts").read_text(encoding="utf-8").splitlines()) == 1
+    assert case not in PARTS or PARTS[case][1].replace("FILE", str(tmp_path / "own.py")) in lines[0]
+    assert len(attempts(tmp_path)) == 1
 
 
 def test_an_engine_that_cannot_start_here_is_tried_once(address: str, tmp_path: Path) -> None:
     """A missing model is an error of the config, also where the engine's process finds it."""
-    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    write_parts(tmp_path, CONFIG_ERROR)
     done = rollout(tmp_path, address, "judge={engine: {name: transformers, model: ./nothing}}")
 
     (line,) = expect_lines(done, 2)
@@ -131,7 +102,7 @@ def test_an_engine_that_cannot_start_here_is_tried_once(address: str, tmp_path: 
 
 def test_any_other_error_is_tried_again_and_stays_one_line(address: str, tmp_path: Path) -> None:
     """A server may be there at the next attempt."""
-    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    write_parts(tmp_path, CONFIG_ERROR)
     judge = "judge={engine: {name: openai, urls: [http://127.0.0.1:1]}}"
 
     done = rollout(tmp_path, address, judge, "runtime.ray.max_starts=2")

@@ -2,24 +2,29 @@
 Each YAML block of the pages and each config of `examples/` is planned on both runtimes, with all plugins installed.
 
 A block is a whole config or sections of one; sections are put into a config that runs with a scripted engine. A block
-that no machine of the tests can plan has its reason in `UNPLANNED`.
+that no machine of the tests can plan has its reason in `REFUSED`. Two tasks of the others are rolled out on both
+runtimes, with the scripted engine in place of theirs, unless `NOT_ROLLED_OUT` has a reason.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
-from option_runs import BASE, command, write_config, write_site
+from option_runs import BASE, LISTS, Entry, command, config_of, narrow, rounds, write_config, write_site
+from option_walk import patch
 from page_runner import Block, blocks, write
 
 import turnwise.cli
 import turnwise.config.resolve
 from turnwise.plugin.host import load
+from turnwise_result_files import read_results
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -29,6 +34,13 @@ PAGES = [
     *sorted(ROOT.glob("libs/*/README.md")),
     *sorted(ROOT.glob("examples/**/*.md")),
 ]
+KEYS: Final = ("ROLLOUT_KEY", "WIKI_PASSWORD", "SEARCH_KEY")
+PLAIN: Final = ("tools_file",)
+"""Keys with a text that names no part."""
+SIZES: Final = ("data", "rollout", "model", "train")
+"""Sections of which one runtime is enough for each value: the matrix of options has the others."""
+RAY_PARTS: Final = 6
+"""Tests of the rollouts on Ray, so that parts of the suite share them."""
 EXAMPLES = sorted(ROOT.glob("examples/**/*.yaml"))
 
 _PART = "the page writes the plugin of this part; tests/test_docs.py and tests/test_tutorial.py follow it"
@@ -78,6 +90,32 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
 """The text of the refusal of a block or an example, on one runtime or on both, and its reason."""
 
 
+_PROGRAM: Final = "needs a program: plugins/gateway/tests and tests/test_external_agents.py have some"
+_LEASE: Final = "needs agents that lease the episodes: tests/test_external_pull_example.py"
+_TRAIN: Final = "a training: tests/test_train_examples.py; its other sections are few"
+_LABELS: Final = "needs nodes with these labels: tests/test_ray_nodes.py"
+_STORE: Final = "needs an account and a store; the plugin's own tests run it"
+_GPU: Final = "needs GPUs"
+
+NOT_ROLLED_OUT: Final[dict[str, str]] = {
+    "docs/explanation/ray.md#0 ray": _LABELS,
+    "docs/how-to/train.md#0": _TRAIN,
+    "docs/how-to/train.md#1": _TRAIN,
+    "docs/how-to/train.md#2": _TRAIN,
+    "docs/how-to/train.md#3": _STORE,
+    "docs/how-to/write-a-loss.md#4": _TRAIN,
+    "docs/tutorial/your-own-agent.md#0": _PROGRAM,
+    "plugins/experiment_trackers/README.md#0": _STORE,
+    "plugins/gateway/README.md#0": _PROGRAM,
+    "plugins/gateway/README.md#4": _LEASE,
+    "examples/coding_cli/rollout.yaml": _MODEL,
+    "examples/external_openai/rollout.yaml": _PROGRAM,
+    "examples/external_pull/rollout.yaml": _LEASE,
+    "examples/train_7b.yaml": _GPU,
+}
+"""Blocks and examples that are planned but not rolled out, with the reason; a runtime's name limits it to that one."""
+
+
 def found_blocks() -> Iterator[tuple[str, tuple[dict[str, Any], list[Block]]]]:
     """Yield the place of each block with keys of a config, its content, and the files that its page writes."""
     for page in PAGES:
@@ -97,16 +135,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("blocks")
     site = write_site(made)
     shutil.copytree(ROOT / "examples", made / "examples")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(made)
-        patch.syspath_prepend(str(site))
-        patch.syspath_prepend(str(made / "examples/external_openai"))  # as its README says
-        patch.syspath_prepend(str(made))
-        for name in ("ROLLOUT_KEY", "WIKI_PASSWORD", "SEARCH_KEY"):
-            patch.setenv(name, "key-1")
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.chdir(made)
+        monkey.syspath_prepend(str(site))
+        monkey.syspath_prepend(str(made / "examples/external_openai"))  # as its README says
+        monkey.syspath_prepend(str(made))
+        for name in KEYS:
+            monkey.setenv(name, "key-1")
         host = load()
         for module in (turnwise.cli, turnwise.config.resolve):  # it takes most of the time of a plan
-            patch.setattr(module, "load", lambda recipe=None: host)
+            monkey.setattr(module, "load", lambda recipe=None: host)
         yield made
 
 
@@ -169,3 +207,149 @@ def test_an_example_is_planned(file: Path, runtime: str, folder: Path) -> None:
     code, errors = command("plan", str(folder / file.relative_to(ROOT)), f"runtime.name={runtime}")
 
     check(file.relative_to(ROOT).as_posix(), runtime, code, errors)
+
+
+def is_rolled_out(place: str, runtime: str) -> bool:
+    """Return whether a block or an example is rolled out on a runtime."""
+    names = (place, f"{place} {runtime}")
+    # A missing interpreter of an engine is no obstacle: the scripted engine needs none.
+    refusals = [REFUSED[name][1] for name in names if name in REFUSED]
+    return not any(name in NOT_ROLLED_OUT for name in names) and refusals in ([], [_PYTHON])
+
+
+def config_of_place(place: str, runtime: str) -> dict[str, Any]:
+    """Return the config of a block or an example as plan reads it."""
+    if place in BLOCKS:
+        return config_of_block(place, runtime)
+    return dict(yaml.safe_load((ROOT / place).read_text(encoding="utf-8")))
+
+
+def scripted(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config for a short run of two tasks with the scripted engine."""
+    config = {**config, "engine": {"name": "matrix"}}
+    if "judge" in config:
+        config["judge"] = {**config["judge"], "engine": {"name": "matrix"}}
+    if "sources" not in config["data"]:
+        config["data"] = {**config["data"], "limit": 2}
+    rollout = config.get("rollout", {})
+    config["rollout"] = {**rollout, "n": min(rollout.get("n", 1), 2)}
+    if isinstance(config.get("observers"), list):  # another run may have the port
+        config["observers"] = [
+            {**each, "port": 0} if isinstance(each, dict) and "port" in each else each for each in config["observers"]
+        ]
+    if isinstance(config.get("runtime"), dict) and "ray" in config["runtime"]:
+        options = {name: value for name, value in config["runtime"]["ray"].items() if name != "replica_python"}
+        config["runtime"] = {**config["runtime"], "ray": options}
+    return config
+
+
+def roll_out(folder: Path, config: dict[str, Any], runtime: str, beside: str = "") -> str:
+    """Roll out a config that is written beside a file; return the error of the command or of an episode, or nothing."""
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    file = write_config((folder / beside).parent if beside else folder, scripted(config))
+    code, errors = command("rollout", file, f"runtime.name={runtime}", "--out", str(out))
+    if code != 0:
+        return errors.strip() or f"exit code {code}"
+    results = read_results(out)
+    return next((str(each.fault) for each in results if each.fault), "" if results else "no episode")
+
+
+PLACES: Final = (*BLOCKS, *(file.relative_to(ROOT).as_posix() for file in EXAMPLES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [each for each in PLACES if is_rolled_out(each, "local")])
+def test_it_is_rolled_out_locally(place: str, folder: Path) -> None:
+    """Two tasks finish."""
+    assert roll_out(folder, config_of_place(place, "local"), "local", "" if place in BLOCKS else place) == ""
+
+
+def entry_of_block(place: str) -> Entry:
+    """Return the sections of a block, and the files of its page, as an entry that others may join."""
+    changes: dict[Any, Any] = {}
+    content, files = BLOCKS[place]
+    for name, value in content.items():
+        if name in LISTS:
+            for item in value:
+                options = dict(item) if isinstance(item, dict) else {"name": item}
+                changes |= patch((name, options.pop("name")), options)
+        elif name != "engine":
+            changes |= patch((name,), {"name": value} if isinstance(value, str) and name not in PLAIN else value)
+    changes |= {("files", each.file): each.text for each in files}
+    if "group_reward" in content:
+        changes[("runtime", "reward_workers")] = 1  # docs/reference/config.md: it needs reward workers
+    if changes.get(("model", "path"), "").startswith("/models/"):
+        changes[("model", "path")] = "model"
+    return Entry(place, changes)
+
+
+def roll_out_joined(folder: Path, members: Sequence[Entry]) -> str:
+    """Roll out blocks in one config on Ray, beside the files of their pages."""
+    for place in (each.name for each in members):
+        for file in BLOCKS[place][1]:
+            write(file)
+    only = [
+        Entry(each.name, {path: value for path, value in each.changes.items() if path[0] != "files"})
+        for each in members
+    ]
+    return roll_out(folder, config_of(only), "ray")
+
+
+def configs_for_ray() -> tuple[list[list[Entry]], dict[str, list[str]]]:
+    """
+    Return the runs on Ray: sections in joins, and whole configs.
+
+    The first of several whole configs that differ in their data and sizes alone stands for the others, which are
+    listed with it.
+    """
+    places = [each for each in PLACES if is_rolled_out(each, "ray")]
+    alike: dict[str, list[str]] = {}
+    for place in places:
+        if place not in BLOCKS or {"data", "agent", "engine"} <= BLOCKS[place][0].keys():
+            content = BLOCKS[place][0] if place in BLOCKS else config_of_place(place, "ray")
+            leaves = {name: value for name, value in scripted(content).items() if name not in SIZES}
+            alike.setdefault(repr(sorted(leaves.items())), []).append(place)
+    whole = {shared[0]: shared for shared in alike.values()}
+    known = {place for shared in whole.values() for place in shared}
+    return rounds(entry_of_block(each) for each in places if each not in known), whole
+
+
+@pytest.fixture(scope="module")
+def ray_site(folder: Path, ray_head: str) -> Iterator[None]:
+    """A connection to Ray whose actors find what the commands of this module find."""
+    import ray
+    from actor_coverage import make_runtime_env
+
+    environment = make_runtime_env(folder / "site")
+    paths = [str(folder), str(folder / "examples/external_openai"), environment["env_vars"]["PYTHONPATH"]]
+    environment["env_vars"] |= {"PYTHONPATH": os.pathsep.join(paths)} | dict.fromkeys(KEYS, "key-1")
+    ray.init(address=ray_head, namespace="turnwise", runtime_env=environment)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_site")
+@pytest.mark.parametrize("part", range(RAY_PARTS))
+def test_they_are_rolled_out_on_ray(part: int, folder: Path) -> None:
+    """Two tasks finish in each run; sections that do not contradict each other share one."""
+    joined, whole = configs_for_ray()
+    failed: dict[str, str] = {}
+    for run in [*joined, *whole][part::RAY_PARTS]:
+        if isinstance(run, list):
+            failed |= narrow(run, partial(roll_out_joined, folder))
+        elif error := roll_out(folder, config_of_place(run, "ray"), "ray", "" if run in BLOCKS else run):
+            failed[run] = error
+
+    assert failed == {}
+
+
+def test_most_are_rolled_out() -> None:
+    """The tables name what there is, and reasons are few."""
+    places = {*PLACES}
+    assert [name for name in (*REFUSED, *NOT_ROLLED_OUT) if name.split()[0] not in places] == []
+    assert sum(is_rolled_out(each, "local") for each in PLACES) >= 45
+    joined, whole = configs_for_ray()
+    assert sum(map(len, (*joined, *whole.values()))) >= 45

@@ -106,7 +106,8 @@ def build_part(
     Raises:
         PluginError: the name is unknown, the part does not fulfil its protocol, or the factory raised something that is
             no `TurnwiseError`; those pass unchanged.
-        ConfigError: the options do not fit; one line for each misfit.
+        ConfigError: the options do not fit; one line for each misfit. A factory's own error of the config gets the
+            place and the part, unless its text names the part.
     """
     chosen = Choice(choice) if isinstance(choice, str) else choice
     if chosen.is_own_code:
@@ -114,6 +115,11 @@ def build_part(
     config = _structure_options(host, kind, chosen, path, code.base_dir if code else None)
     try:
         part = host.entry(kind, chosen.name).factory(config, resources)
+    except ConfigError as error:
+        if not path or chosen.name in str(error):
+            raise
+        place = f"{path}: {host.part_label(kind, chosen.name)}"
+        raise ConfigError("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from error
     except TurnwiseError:
         raise
     except Exception as error:

@@ -178,6 +178,11 @@ class RunBuilder:
         agent: Agent = self._build("agents", choice, path)
         return agent
 
+    def build_agents(self) -> None:
+        """Build the agents that the config names, and the reward; their errors come now, and not with an episode."""
+        for name in (self.config.agent.name, *self.config.agents):
+            self.programs[name]
+
     def build_engine(self) -> Engine:
         """Build the engine. It gets the model and no chat template: an engine never sees text."""
         choice = self.config.engine
@@ -253,8 +258,7 @@ class RunBuilder:
         It builds the agents that the config names, so that a broken one stops the run before an engine starts.
         """
         config = self.config
-        for name in (config.agent.name, *config.agents):
-            self.programs[name]
+        self.build_agents()
         choices = {f"postprocessors.{index}": choice for index, choice in enumerate(config.postprocessors)}
         postprocessors = {
             f"{path}: {self._label('postprocessors', choice)}": self._build("postprocessors", choice, path)

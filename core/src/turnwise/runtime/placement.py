@@ -140,7 +140,7 @@ def plan_runtime_placement(
         address=runtime.ray.address if runtime.name == "ray" else None,
         pools=tuple(pools),
         num_workers=runtime.num_workers,
-        worker_bundle=_bundle(asked) if runtime.name == "ray" else {},
+        worker_bundle=bundle_of(asked) if runtime.name == "ray" else {},
         worker_labels=asked.get("labels", {}),
         reward_workers=runtime.reward_workers,
         devices_per_node=runtime.ray.devices_per_node,
@@ -218,7 +218,7 @@ def _with_bundles(placement: PoolPlacement, pool: PoolConfig, devices_per_node: 
     asked = pool.replica_resources
     num_gpus = 0.0 if on_cpu else _num_gpus(placement, asked)
     cpus = asked.get("num_cpus", size if on_cpu and pool.total_devices else 0)
-    first = _bundle({**asked, "num_gpus": num_gpus, "num_cpus": cpus})
+    first = bundle_of({**asked, "num_gpus": num_gpus, "num_cpus": cpus})
     placement = evolve(placement, num_devices=cpus if on_cpu else num_gpus)
     if num_gpus <= devices_per_node:
         return evolve(placement, bundles=(first,) if first else ())
@@ -255,7 +255,7 @@ def _factors(parallel: Mapping[str, int]) -> str:
     return f" ({' * '.join(f'{name} {size}' for name, size in parallel.items())})" if parallel else ""
 
 
-def _bundle(asked: Mapping[str, Any]) -> dict[str, float]:
+def bundle_of(asked: Mapping[str, Any]) -> dict[str, float]:
     """Return the resources of Ray's options by the names that bundles have."""
     named = {"GPU": asked.get("num_gpus", 0), "CPU": asked.get("num_cpus", 0), "memory": asked.get("memory") or 0}
     return _nonzero({**named, **(asked.get("resources") or {})})

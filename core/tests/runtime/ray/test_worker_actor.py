@@ -114,6 +114,7 @@ async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _resu
     actor = WorkerActor("w", Blueprint(counter, max_in_flight), {"policy": PoolSpec(engine.capabilities, 1)})
     server = ReplicaServer(engine)
     results = {}
+    await actor.open()
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(actor.watch())
         await asyncio.sleep(0)
@@ -253,8 +254,8 @@ def test_servers_of_agents_are_open_from_start_to_stop():
         actor = WorkerActor("w", Blueprint(EpisodeCounter(), 1), {"policy": PoolSpec(Capabilities(), 1)})
         actor._worker.parts = components
         async with asyncio.TaskGroup() as group:
+            assert components.max_in_flight == await actor.open()
             group.create_task(actor.watch())
-            await asyncio.sleep(0)  # the driver's calls reach the actor in their order
             assert {"agents": "http://127.0.0.1:1"} == await actor.addresses() == await actor.addresses()
             assert ["open"] == agent.news
             await actor.stop()

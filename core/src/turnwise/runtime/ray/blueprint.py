@@ -99,6 +99,8 @@ class ConfigBlueprint:
 
     def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
         builder = self._builder(self.recipe, judge, own_parts=True)
+        # A part may be built in the driver and fail here, where another package or variable is missing.
+        builder.build_agents()
         return builder.worker_components(engine, Observers.of(builder.build_observers(place="worker")))
 
     def make_reward(self, judge: EngineClient | None = None) -> Reward | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from attrs import define, field
 
 from turnwise.errors import ConfigError
-from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement
+from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement, bundle_of
+from turnwise.runtime.ray.calls import first_reply
 from turnwise.runtime.ray.cluster import Node, call_ray, draining_nodes
-from turnwise.runtime.remote.supervision import PlacementError
+from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, PlacementError
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -108,18 +109,63 @@ class PlacementGroups:
             structlog.get_logger().debug("placement group not removed", reason=str(error))
 
     async def _describe_shortage(self, timeout_s: float) -> str:
-        import ray
-
-        total: dict[str, float] = await call_ray(ray.cluster_resources)
-        free: dict[str, float] = await call_ray(ray.available_resources)
         bundle, *others = map(format_resources, self.pool.bundles)
         more = f" and {len(others)} more bundles" if others else ""
-        where = "".join(f", {name}={value}" for name, value in self.pool.labels.items())
-        held, unused = format_resources(total), format_resources(free)
-        return (
-            f"no room for a replica of the {self.pool.name}: asked for {bundle}{more} ({self.pool.strategy}){where}, "
-            f"not free within {timeout_s:g} s; the cluster has {held}, of which {unused} is free"
-        )
+        asked = f"{bundle}{more} ({self.pool.strategy}){_format_labels(self.pool.labels)}"
+        return await _describe_shortage(f"replica of the {self.pool.name}", asked, timeout_s)
+
+
+async def wait_until_built(handle: ActorHandle, slot: ActorSlot, asked: Mapping[str, Any], timeout_s: float) -> None:
+    """
+    Wait until a new worker has been built; an error of its constructor is raised here.
+
+    Args:
+        handle: of the actor, which is killed after an error.
+        slot: names the kind of the actor.
+        asked: its resources, as the config has them.
+        timeout_s: seconds for its start.
+
+    Raises:
+        PlacementError: no node had room for it in this time.
+        TimeoutError: it was late for another reason.
+    """
+    try:
+        await first_reply(handle, handle.check_built.remote(), timeout_s)
+    except TimeoutError:
+        if not asked or await _has_process(handle):
+            raise
+        resources = " + ".join(f"{amount:g} {name}" for name, amount in bundle_of(asked).items()) or "nothing"
+        labels = _format_labels(asked.get("labels") or {})
+        raise PlacementError(await _describe_shortage(slot.kind, resources + labels, timeout_s)) from None
+
+
+async def _has_process(handle: Any) -> bool:
+    """Return whether Ray has ever started a process for an actor; True where it cannot say."""
+    import ray
+
+    client: Any = ray.util.client.ray  # for addresses with `ray://`; it has no table of actors
+    if client.is_connected():
+        return True
+    # The public function asks the dashboard, which a run does not start.
+    table = partial(ray._private.state.state.actor_table, handle._actor_id.hex())  # noqa: SLF001 - see above
+    found: Mapping[str, Any] = await call_ray(table)
+    return found.get("Pid") != 0
+
+
+async def _describe_shortage(actor: str, asked: str, timeout_s: float) -> str:
+    import ray
+
+    total: dict[str, float] = await call_ray(ray.cluster_resources)
+    free: dict[str, float] = await call_ray(ray.available_resources)
+    held, unused = format_resources(total), format_resources(free)
+    return (
+        f"no room for a {actor}: asked for {asked}, not free within {timeout_s:g} s; the cluster has {held}, of which "
+        f"{unused} is free"
+    )
+
+
+def _format_labels(labels: Mapping[str, str]) -> str:
+    return "".join(f", {name}={value}" for name, value in labels.items())
 
 
 def spread_options(asked: Mapping[str, object]) -> dict[str, object]:

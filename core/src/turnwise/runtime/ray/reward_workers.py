@@ -10,7 +10,7 @@ from turnwise.config.runtime import RuntimeConfig
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
-from turnwise.runtime.ray.placement_groups import spread_options
+from turnwise.runtime.ray.placement_groups import spread_options, wait_until_built
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_actor import RewardActor
 from turnwise.runtime.remote.reward_pool import RewardPool
@@ -38,7 +38,7 @@ class RewardGroup:
         pools = {name: pool.spec for name, pool in self.pools.items()}
         arguments = (slot.name, self.blueprint, pools, self.driver is not None)
         handle = await self.cluster.start_actor(RewardActor, slot, options, *arguments, timeout_s=timeout_s)
-        await first_reply(handle, handle.check_built.remote(), timeout_s)
+        await wait_until_built(handle, slot, self.config.ray.worker_resources, timeout_s)
         await first_reply(handle, handle.stats.remote(), timeout_s)
         watch = handle.watch.remote()
         # No await from here on, for the reason given in `ReplicaGroup.start`.

@@ -64,12 +64,20 @@ class WorkerActor(PoolClientActor):
         self._pool.observe(self._observers, name)
         self._observers.open()
 
-    async def watch(self) -> None:
-        """Run the tasks of this actor until it stops, as `ReplicaActor.watch` does."""
+    async def open(self) -> int:
+        """
+        Open the servers of the agents, and return the most episodes at once.
+
+        It is a part of the start, so that an error of a server ends the start as one of the constructor does.
+        """
         prepare_process()
+        await self.addresses()
+        return self._worker.parts.max_in_flight
+
+    async def watch(self) -> None:
+        """Run the tasks of this actor until it stops, as `ReplicaActor.watch` does; called after `open`."""
         with EventLoopWatchdog(self._worker.parts.limits.loop_lag_s):
             async with asyncio.TaskGroup() as self._group:
-                await self.addresses()
                 await self._stopped.wait()
 
     async def addresses(self) -> dict[str, str]:

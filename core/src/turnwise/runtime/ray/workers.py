@@ -15,7 +15,7 @@ from turnwise.events.observer import EpisodesRetried
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import DRIVER_CALL_S, first_reply, kill_actor, post, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
-from turnwise.runtime.ray.placement_groups import spread_options
+from turnwise.runtime.ray.placement_groups import spread_options, wait_until_built
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_workers import RewardGroup
 from turnwise.runtime.ray.worker_actor import WorkerActor
@@ -55,10 +55,9 @@ class WorkerGroup:
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
         arguments = (slot.name, self.blueprint, pools, reward_tries)
         handle = await self.cluster.start_actor(WorkerActor, slot, options, *arguments, timeout_s=timeout_s)
-        await first_reply(handle, handle.check_built.remote(), timeout_s)
+        await wait_until_built(handle, slot, self.config.ray.worker_resources, timeout_s)
         self._doubts[slot.index].clear()
-        stats = await first_reply(handle, handle.stats.remote(), timeout_s)
-        self._max_in_flight[slot.index] = int(stats["max_in_flight"])
+        self._max_in_flight[slot.index] = await first_reply(handle, handle.open.remote(), timeout_s)
         watch = handle.watch.remote()
         await self._forward_events(slot, handle)
         # No await from here on, for the reason given in `ReplicaGroup.start`. The episodes are submitted last: the

@@ -61,7 +61,7 @@ def test_a_ray_that_does_not_end_is_killed(hanging: threading.Event, monkeypatch
     with capture_logs() as lines:
         end_ray(own, seconds=0.01)
 
-    assert -9 == process.wait()
+    assert -9 == process.wait(timeout=60)
     assert [("warning", [process.pid])] == [(line["log_level"], line["killed_processes"]) for line in lines]
     assert bystander.poll() is None
     bystander.kill()
@@ -84,8 +84,18 @@ def test_a_process_that_an_ended_ray_has_left_is_killed(monkeypatch: pytest.Monk
     with capture_logs() as lines:
         end_ray(own)
 
-    assert -9 == process.wait()
+    assert -9 == process.wait(timeout=60)
     assert [] == lines
+
+
+def test_the_environment_of_a_process_that_starts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was still empty for one process in seven when the call that started it had returned."""
+    environment = tmp_path / "environ"
+    environment.touch()
+    (tmp_path / "exe").symlink_to(sys.executable)
+    monkeypatch.setattr(own_ray.time, "sleep", lambda _seconds: environment.write_bytes(b"A=1"))
+
+    assert b"A=1" == own_ray._environment_of(tmp_path)
 
 
 def test_processes_of_a_cluster_of_others_stay(hanging: threading.Event) -> None:

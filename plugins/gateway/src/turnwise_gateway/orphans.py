@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -18,6 +19,8 @@ VARIABLE = "TURNWISE_AGENT"
 """The variable with the mark: name of the worker, a dot, and the name of the program."""
 _PREFIX = VARIABLE.encode() + b"="
 _MAX_ROUNDS = 100
+_START_TRIES, _START_S = 20, 0.001
+"""Looks at the environment of a process that starts, and seconds between them."""
 
 
 def kill_marked(marks: Collection[str]) -> int:
@@ -52,11 +55,25 @@ def _find_marked(marks: frozenset[bytes]) -> set[int]:
 def read_marks(pid: int) -> list[bytes]:
     """Return the marks in the environment of a process; none if it has ended, or belongs to another user."""
     try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            variables = file.read().split(b"\0")
+        variables = _environment_of(f"/proc/{pid}").split(b"\0")
     except OSError:
         return []
     return [each.removeprefix(_PREFIX) for each in variables if each.startswith(_PREFIX)]
+
+
+def _environment_of(folder: str) -> bytes:
+    """
+    Return the environment of a process, from its folder in /proc.
+
+    It is empty for a moment while the process starts, also after the call that started it has returned.
+    """
+    for _ in range(_START_TRIES):
+        with open(f"{folder}/environ", "rb", buffering=0) as file:
+            if found := file.read():
+                return found
+        os.readlink(f"{folder}/exe")  # fails for a process that has ended, and for one of the kernel
+        time.sleep(_START_S)
+    return b""
 
 
 if __name__ == "__main__":

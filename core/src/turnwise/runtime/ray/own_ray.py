@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,9 @@ _NEEDED: Final = ("gcs_server", "raylet")
 
 _MARK: Final = "TURNWISE_RAY"
 """Variable in the environment of all processes that one Ray has started, whoever their parent is."""
+
+_START_TRIES, _START_S = 20, 0.001
+"""Looks at the environment of a process that starts, and seconds between them."""
 
 _TOKEN_LOGGER: Final = "ray._private.authentication.authentication_token_setup"
 
@@ -97,8 +101,22 @@ class OwnRay:
         mark = f"{_MARK}={self._mark}".encode()
         for process in Path("/proc").glob("[0-9]*"):  # other systems have no such folder: there, Ray ends alone
             with suppress(OSError):  # it has ended, or is another user's
-                if mark in (process / "environ").read_bytes().split(b"\0"):
+                if mark in _environment_of(process).split(b"\0"):
                     yield int(process.name)
+
+
+def _environment_of(process: Path) -> bytes:
+    """
+    Return the environment of a process, from its folder in /proc.
+
+    It is empty for a moment while the process starts, also after the call that started it has returned.
+    """
+    for _ in range(_START_TRIES):
+        if found := (process / "environ").read_bytes():
+            return found
+        os.readlink(process / "exe")  # fails for a process that has ended, and for one of the kernel
+        time.sleep(_START_S)
+    return b""
 
 
 @contextmanager

@@ -158,5 +158,5 @@ def test_demonstrations(tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong
 
     error = capfd.readouterr().err
     assert (2, 1) == (code, error.count("\n")), error
-    place = f"{source}, line 2: no JSON" if wrong == "source" else f"{tools}: cannot be read"
+    place = f"{source}, line 2: invalid JSON" if wrong == "source" else f"{tools}: cannot be read"
     assert f'{place}: the key "{"messages" if wrong == "source" else "name"}" is given twice' in error

@@ -109,8 +109,7 @@ class FinishReason(StrEnum):
 
         def __new__(cls, value: str, is_final: bool, is_cut: bool, has_stop: bool) -> FinishReason:
             member = str.__new__(cls, value)
-            member._value_ = value
-            member.is_final, member.is_cut, member.has_stop = is_final, is_cut, has_stop
+            member._value_, member.is_final, member.is_cut, member.has_stop = value, is_final, is_cut, has_stop
             return member
 
 
@@ -226,12 +225,10 @@ class Capabilities:
 
     def check_extra(self, sampling: SamplingParams) -> None:
         """Raise `ConfigError` with the first option of `SamplingParams.extra` that the engine refuses."""
-        for name in sampling.extra:
-            if reason := self.refused_options.get(name):
-                raise ConfigError(f"sampling.extra.{name}: {reason}")
-            if name not in self.sampling_options:
-                known = ", ".join(sorted(self.sampling_options)) or "none"
-                raise ConfigError(f"sampling.extra.{name}: the engine does not know this option; it knows {known}")
+        if refused := [name for name in sampling.extra if name not in self.sampling_options]:
+            known = ", ".join(sorted(self.sampling_options)) or "none"
+            reason = self.refused_options.get(refused[0]) or f"the engine does not know this option; it knows {known}"
+            raise ConfigError(f"sampling.extra.{refused[0]}: {reason}")
 
 
 @frozen(kw_only=True)
@@ -347,8 +344,7 @@ class EpisodeMetrics:
         total_s: from the first step to the end, reward included.
         llm_s, tool_s: sums over generate calls, and over tool calls (parallel calls add up).
         reward_s: spent in the reward.
-        num_turns: unbroken runs of sampled tokens in its records, as in a batch. A turn that an abort or a move to
-            another replica splits into several requests is one.
+        num_turns: unbroken runs of sampled tokens in its records, as in a batch; one may have several requests.
         num_tool_calls, num_tool_errors: all tool calls, malformed ones included, and the ones that ended in an error.
         num_tokens: by origin: prompt, action, observation, forced, and replayed in an episode with branches.
         mask_ratio: action tokens over response tokens.

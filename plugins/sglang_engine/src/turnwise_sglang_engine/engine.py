@@ -100,7 +100,6 @@ class SglangEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        refused = requests.refused_options(self._config.engine_args)
         return Capabilities(
             seeds=self._seeds,
             stop_strings=self._config.stop_strings,
@@ -110,8 +109,7 @@ class SglangEngine:
             sleep_levels=self._sleep_levels,
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
-            sampling_options=requests.SAMPLING_OPTIONS - refused.keys(),
-            refused_options=refused,
+            **requests.sampling_support(self._config.engine_args),
         )
 
     @cached_property

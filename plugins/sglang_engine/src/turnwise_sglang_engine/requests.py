@@ -23,15 +23,16 @@ GREEDY, PLAIN, FILTERED = "greedy", "plain", "filtered"
 """How a token is sampled: the best id, one of all ids, or one of the ids that top-k and top-p leave."""
 
 
-def refused_options(engine_args: Mapping[str, Any]) -> dict[str, str]:
+def sampling_support(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the sampling parameters that a request must not add, with the reasons.
+    Return the capabilities `sampling_options` and `refused_options` of an engine with other arguments of SGLang.
 
     SGLang prepares a step while the one before runs, and then a penalty does not count the newest token: in version
     0.5.23 each token of a greedy sample with a presence penalty of 2 came twice.
     """
     late = () if engine_args.get("disable_overlap_schedule") else PENALTIES
-    return {"min_p": _NOT_REPORTED, **dict.fromkeys(sorted(late), _LATE)}
+    refused = {"min_p": _NOT_REPORTED, **dict.fromkeys(sorted(late), _LATE)}
+    return {"sampling_options": SAMPLING_OPTIONS - refused.keys(), "refused_options": refused}
 
 
 def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:

@@ -67,8 +67,8 @@ class SftCommand:
         out = arguments.out
         from turnwise_trl_bridge.sft_rows import read_rows
 
-        rows = read_rows(arguments.rows)
         (make_folder if arguments.resume else check_out)(out)
+        rows = read_rows(arguments.rows)
         model = find_model(_source(arguments))
         options = _options(arguments, model)
         with writing_to(out, "the same command with --resume trains again"):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from shared_segments import segments_of
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(__file__).parent
@@ -35,11 +36,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def shared_memory() -> set[str]:
-    """Return the names in shared memory that could be ours; other processes use it too."""
-    return {path.name for path in Path("/dev/shm").glob("*") if path.name.startswith(("turnwise", "psm_"))}
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -69,7 +65,6 @@ def test_nothing_outlives_the_driver(tmp_path: Path, family: list[psutil.Process
     config = tmp_path / "config.yaml"
     config.write_text(PROCESS_TOOL.replace("CALCULATOR", str(ROOT / "examples" / "calculator.jsonl")))
     environment = {**os.environ, "TMPDIR": str(temporary), "TURNWISE_TEST_PIDS": str(pids), "PYTHONPATH": str(HERE)}
-    before = shared_memory()
     driver = subprocess.Popen(
         [sys.executable, "-m", "turnwise.cli", "rollout", str(config), "--out", str(tmp_path / "out")],
         env=environment,
@@ -92,7 +87,7 @@ def test_nothing_outlives_the_driver(tmp_path: Path, family: list[psutil.Process
     driver.communicate()
 
     wait_until(lambda: not any(map(is_alive, children)))
-    assert shared_memory() <= before
+    assert segments_of([driver.pid, *(each.pid for each in children)]) == []
     # torch makes a folder for its compiler, which this test does not judge.
     assert [] == [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 

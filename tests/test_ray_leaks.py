@@ -14,6 +14,7 @@ import psutil
 import pytest
 from leaking_blueprint import LeakingBlueprint
 from ray_runs import FINISHED, ON_RAY, check_complete, make_manager, make_tasks, pids, wait_until
+from shared_segments import segments_of
 
 pytestmark = [*ON_RAY, pytest.mark.slow]
 
@@ -29,11 +30,6 @@ def temporary():
     path.chmod(0o1777)
     yield path
     shutil.rmtree(path)
-
-
-def shared_memory():
-    """Return the names in shared memory that could be ours."""
-    return {path.name for path in Path("/dev/shm").glob("*") if path.name.startswith(("turnwise", "psm_"))}
 
 
 def is_alive(process):
@@ -65,7 +61,7 @@ def test_killed_parts_leave_nothing(ray_cluster, temporary):
     Worker, replica, the judge's replica, reward worker, sandbox server, tool process and verifier are killed in turn,
     with SIGKILL: every run is complete, the processes that the victim had started end, and nothing is left at the end.
     """
-    before, seen = shared_memory(), {}
+    seen = {}
     parts = {"workers": 1, "replicas": 1, "judges": 1, "reward_workers": 1}
     with make_manager(LeakingBlueprint(temporary=str(temporary)), **parts) as manager:
         check_complete(manager.rollout(make_tasks(4)), make_tasks(4))
@@ -92,7 +88,7 @@ def test_killed_parts_leave_nothing(ray_cluster, temporary):
 
     wait_until(lambda: not any(map(is_alive, seen)), "alive after the run")
     wait_until(lambda: not list(temporary.iterdir()), lambda: f"files are left: {list(temporary.rglob('*'))}")
-    assert shared_memory() <= before
+    assert segments_of([os.getpid(), *(each.pid for each in seen)]) == []
 
 
 DRIVER = """
@@ -110,7 +106,6 @@ with make_manager(LeakingBlueprint(temporary=os.environ["TMPDIR"]), **parts) as 
 
 def test_a_killed_driver_leaves_nothing(temporary):
     """It is killed with SIGKILL while everything runs, with a Ray that it has started itself."""
-    before = shared_memory()
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER],
@@ -132,7 +127,7 @@ def test_a_killed_driver_leaves_nothing(temporary):
     ours = [each for each, line in family.items() if "turnwise" in line or actors.search(line)]
     wait_until(lambda: not any(map(is_alive, ours)), "alive without their driver")
     wait_until(lambda: not [each for each in temporary.iterdir() if each.name.startswith("turnwise")], "files are left")
-    assert shared_memory() <= before
+    assert segments_of(each.pid for each in family) == []
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -245,7 +245,7 @@ def test_segments_of_a_publisher_killed_while_it_writes_are_unlinked(start_peer)
     publisher = start_peer("shm", "publish-slowly")
     assert publisher.stdout.readline() == "the first bucket is written\n"
     maps = Path(f"/proc/{publisher.pid}/maps").read_text()
-    paths = {Path(line.split()[-1]) for line in maps.splitlines() if "/dev/shm/psm_" in line}
+    paths = {Path(line.split()[-1]) for line in maps.splitlines() if "/dev/shm/turnwise_" in line}
     assert paths
     assert all(path.exists() for path in paths)
     kill(publisher)

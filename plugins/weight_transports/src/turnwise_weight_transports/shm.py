@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from secrets import token_hex
 from typing import ClassVar
 
 import numpy as np
@@ -68,7 +69,9 @@ class SharedMemoryTransport:
 def _create_segment(num_bytes: int, segments: list[SharedMemory]) -> Buffer:
     """Create a segment, append it to `segments`, and return its memory."""
     try:
-        segments.append(SharedMemory(create=True, size=num_bytes))
+        # The name says whose memory it is, and 30 characters are the most on some systems.
+        name = f"turnwise_{os.getpid()}_{token_hex(5)}"
+        segments.append(SharedMemory(name, create=True, size=num_bytes))
         # The segment's own map cannot be closed while an array views it; a map of ours is closed with the array.
         segments[-1].close()
         descriptor = os.open(_FOLDER / segments[-1].name, os.O_RDWR)

@@ -234,7 +234,7 @@ def test_each_value_is_rolled_out_on_ray(host: Host, folder: Path, part: int) ->
     """Two tasks finish on Ray, with a reward worker where a group reward needs one."""
     found = for_ray(host)
     joined = rounds(found)
-    # A rollout starts five processes or more. Each further value of an option would need configs of its own.
+    # A rollout starts five processes or more, and further values of options would need further configs.
     assert len(joined) <= 3 * RAY_PARTS
     assert len(found) > 500
     for members in joined[part::RAY_PARTS]:

@@ -129,7 +129,7 @@ def test_busy_devices_are_waited_for_until_a_deadline(connected, tmp_path):
 @pytest.mark.slow
 def test_a_worker_without_room_is_tried_once(connected, tmp_path):
     """
-    The error names what it asked for and what is free. A further try would wait as long again.
+    The error names the requested and the free resources. A second try would wait as long as the first.
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 

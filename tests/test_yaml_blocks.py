@@ -300,8 +300,7 @@ def configs_for_ray() -> tuple[list[list[Entry]], dict[str, list[str]]]:
     """
     Return the runs on Ray: sections in joins, and whole configs.
 
-    The first of several whole configs that differ in their data and sizes alone stands for the others, which are
-    listed with it.
+    Several whole configs may differ only in data and sizes. Then the first one runs, and the others are listed with it.
     """
     places = [each for each in PLACES if is_rolled_out(each, "ray")]
     alike: dict[str, list[str]] = {}
@@ -347,7 +346,7 @@ def test_they_are_rolled_out_on_ray(part: int, folder: Path) -> None:
 
 
 def test_most_are_rolled_out() -> None:
-    """The tables name what there is, and reasons are few."""
+    """The tables name existing blocks, and few of them are left out."""
     places = {*PLACES}
     assert [name for name in (*REFUSED, *NOT_ROLLED_OUT) if name.split()[0] not in places] == []
     assert sum(is_rolled_out(each, "local") for each in PLACES) >= 45

@@ -79,7 +79,7 @@ def chat_with(vocabulary: str, name: str) -> ChatTemplate:
     """
     Return a chat template over the vocabulary of a model.
 
-    The tokenizer has the special tokens of all templates. What a template writes has its own special tokens alone, so
-    its ids are those that it has without the others.
+    One tokenizer with the special tokens of all templates serves every template: a template writes only its own special
+    tokens, so the others do not change its ids.
     """
     return ChatTemplate(with_template(shared_tokenizer(vocabulary, all_specials()), source_of(name)), name=name)

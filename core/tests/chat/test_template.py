@@ -111,7 +111,7 @@ class TestPrompt:
             CHAT.shown_messages([])
 
     def test_reason_that_no_form_can_help(self):
-        """A role of another name would show the message; the error names what it would not show even then."""
+        """Another role would show the message; the error names the tools, which stay hidden then too."""
         chat = chat_of(PLAIN.replace("messages %}", "messages if message.role != 'developer' %}"))
         developer = {"role": "developer", "content": "Be brief."}
         assert "Be brief." in chat.tokenizer.decode(chat.prompt([developer, USER]))

@@ -8,7 +8,7 @@ from turnwise_testing.installation import install_plugin
 
 
 class Outcomes(dict):
-    """What became of each test, by name; a pytest plugin."""
+    """The outcome of each test, by name; a pytest plugin."""
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":

@@ -21,8 +21,8 @@ def read_rows(path: Path) -> pa.Table:
     """
     Return the columns `input_ids` and `labels` of a file that `turnwise convert --to sft` writes.
 
-    A label is the id of its own token: the trainer compares it with the prediction of the token before. So the first
-    token of a row is never learned.
+    A label is the id of its token. The trainer compares it with the prediction at the token before, so it never learns
+    the first token of a row.
 
     Raises:
         DataError: the file cannot be read, a row is malformed, or no row has a token to learn.

@@ -23,8 +23,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from turnwise import RolloutManager, configure_logging
 from turnwise_grpo_trainer.build import build_loop, build_trainer
-from turnwise_grpo_trainer.live_view import TrainView
-from turnwise_grpo_trainer.metric_log import MetricLog, read_metrics
+from turnwise_grpo_trainer.report.live_view import TrainView
+from turnwise_grpo_trainer.report.metric_log import MetricLog, read_metrics
 from turnwise_grpo_trainer.train_setup import TrainSetup, read_setup
 
 EXAMPLE = Path(__file__).parent.parent / "examples/train_calculator.yaml"

@@ -23,16 +23,16 @@ from torch import Tensor
 from turnwise import RolloutBatch, RolloutManager
 from turnwise.batch.rollout_batch import collate
 from turnwise.config.file import load_config
-from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages
 from turnwise_grpo_trainer.config import AlgorithmConfig, PolicyConfig
-from turnwise_grpo_trainer.log_probs import token_log_probs
-from turnwise_grpo_trainer.loss_options import PathCreditConfig
-from turnwise_grpo_trainer.micro_batches import collate as to_micro_batch
-from turnwise_grpo_trainer.micro_batches import pack_by_tokens, shard
-from turnwise_grpo_trainer.models import load_policy
-from turnwise_grpo_trainer.path_credit import PathCredit
-from turnwise_grpo_trainer.path_ratios import measure_paths
-from turnwise_grpo_trainer.rows import TokenRows, unpad
+from turnwise_grpo_trainer.learner.log_probs import token_log_probs
+from turnwise_grpo_trainer.learner.micro_batches import collate as to_micro_batch
+from turnwise_grpo_trainer.learner.micro_batches import pack_by_tokens, shard
+from turnwise_grpo_trainer.learner.models import load_policy
+from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
+from turnwise_grpo_trainer.objective.loss_options import PathCreditConfig
+from turnwise_grpo_trainer.objective.path_credit import PathCredit
+from turnwise_grpo_trainer.objective.path_ratios import measure_paths
+from turnwise_grpo_trainer.objective.rows import TokenRows, unpad
 from turnwise_task_files import load_tasks
 
 CAPS = (1.0, 2.0, 10.0)

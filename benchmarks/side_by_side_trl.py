@@ -20,7 +20,7 @@ def train_with_trl(way: str, overrides: Sequence[str], out: Path) -> None:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from turnwise_grpo_trainer.optimization import lr_factor
+    from turnwise_grpo_trainer.learner.optimization import lr_factor
     from turnwise_grpo_trainer.train_setup import read_setup
     from turnwise_rollout_buffer.task_stream import TaskStream
     from turnwise_trl_bridge.rollouts import UID

@@ -29,7 +29,7 @@ from turnwise.config.structuring import unstructure
 from turnwise.plugin.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
 from turnwise_commands.config_schema import attribute_docs
-from turnwise_grpo_trainer.metric_names import TRAINING_METRICS
+from turnwise_grpo_trainer.report.metric_names import TRAINING_METRICS
 from turnwise_observability.metrics import METRICS
 
 ROOT: Final = Path(__file__).parents[1]

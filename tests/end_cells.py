@@ -43,7 +43,7 @@ _SAVE: Final = "turnwise.batch.packed_batch:PackedBatch.save"
 _REPLACE: Final = "turnwise.files:replace"
 _SCRIPTED: Final = "turnwise_testing.scripted:ScriptedEngine"
 _SEEDED: Final = "turnwise_seeded:SeededEngine"
-_CHECKPOINT: Final = "turnwise_grpo_trainer.checkpoints:replace_folder"
+_CHECKPOINT: Final = "turnwise_grpo_trainer.loop.checkpoints:replace_folder"
 _ROLLOUTS: Final = {
     "starting": Moment(f"{_SCRIPTED}.start"),
     "running": Moment(_WRITE, 4),
@@ -86,9 +86,9 @@ KNOWN: Final[Mapping[str, str]] = {}
 _BEFORE_THE_WRITE: Final = {
     ("rollout", "writing"): Moment(_SAVE),
     ("eval", "writing"): Moment(_SAVE),
-    ("train", "writing"): Moment("turnwise_grpo_trainer.training:export_model"),
-    ("train", "first checkpoint"): Moment("turnwise_grpo_trainer.checkpoints:CheckpointStore.save"),
-    ("train", "later checkpoint"): Moment("turnwise_grpo_trainer.checkpoints:CheckpointStore.save", 2),
+    ("train", "writing"): Moment("turnwise_grpo_trainer.commands.training:export_model"),
+    ("train", "first checkpoint"): Moment("turnwise_grpo_trainer.loop.checkpoints:CheckpointStore.save"),
+    ("train", "later checkpoint"): Moment("turnwise_grpo_trainer.loop.checkpoints:CheckpointStore.save", 2),
     ("serve", "writing"): Moment("turnwise_result_files.trajectories:TrajectoryWriter.close"),
 }
 """The moments of a full disk, which an earlier file system call would not notice."""

@@ -17,7 +17,7 @@ from turnwise.config.resolve import resolve
 from turnwise.plugin.host import load
 from turnwise.record.invariants import check_trajectory
 from turnwise.types import Status
-from turnwise_grpo_trainer.placement import describe_plan
+from turnwise_grpo_trainer.processes.placement import describe_plan
 from turnwise_grpo_trainer.train_setup import read_setup
 from turnwise_result_files import read_results
 

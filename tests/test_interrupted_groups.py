@@ -23,11 +23,11 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
-from turnwise_grpo_trainer.advantages import grpo
-from turnwise_grpo_trainer.checkpoints import CheckpointStore, TrainingState
 from turnwise_grpo_trainer.config import BufferConfig, TrainConfig
-from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
-from turnwise_grpo_trainer.sync_collector import SyncCollector
+from turnwise_grpo_trainer.loop.checkpoints import CheckpointStore, TrainingState
+from turnwise_grpo_trainer.loop.interrupts import Interrupt, TrainingInterruptedError
+from turnwise_grpo_trainer.loop.sync_collector import SyncCollector
+from turnwise_grpo_trainer.objective.advantages import grpo
 from turnwise_result_files import load_unfinished, save_unfinished
 from turnwise_rollout_buffer import GroupProducer, GroupReward, GroupRewardConfig, TaskStream, TrajectoryBuffer
 from turnwise_testing.scripted import ScriptedEngine

@@ -17,8 +17,8 @@ from turnwise import RolloutManager
 from turnwise.cli import main
 from turnwise.plugin.host import Host, load
 from turnwise_calculator_demo import model_dir
-from turnwise_grpo_trainer import training
-from turnwise_grpo_trainer.run_config import save_config
+from turnwise_grpo_trainer.commands import training
+from turnwise_grpo_trainer.report.run_config import save_config
 from turnwise_grpo_trainer.train_setup import read_setup
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"

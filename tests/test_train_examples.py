@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import turnwise_calculator_demo
 from turnwise.cli import main
-from turnwise_grpo_trainer.placement import describe_plan, place_training
+from turnwise_grpo_trainer.processes.placement import describe_plan, place_training
 from turnwise_grpo_trainer.train_setup import read_setup
 
 ROOT = Path(__file__).parents[1]

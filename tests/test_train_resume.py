@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 from torch.distributed.checkpoint import save
 from training_site import assert_same, make_site, start, train, write_tasks
 
-from turnwise_grpo_trainer.checkpoints import CheckpointStore
-from turnwise_grpo_trainer.checksums import CHECKSUMS_FILE, write_checksums
+from turnwise_grpo_trainer.loop.checkpoints import CheckpointStore
+from turnwise_grpo_trainer.loop.checksums import CHECKSUMS_FILE, write_checksums
 from turnwise_result_files import load_unfinished, read_results
 
 

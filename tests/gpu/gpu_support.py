@@ -130,7 +130,7 @@ def load_policy(target: Target, model: Path, dtype: str = "float32") -> Any:
     """Return the trainer's model on a device, in evaluation mode."""
     from turnwise import ModelSpec
     from turnwise_grpo_trainer.config import PolicyConfig
-    from turnwise_grpo_trainer.models import load_policy as load
+    from turnwise_grpo_trainer.learner.models import load_policy as load
 
     return load(PolicyConfig(device=target.name, dtype=dtype), ModelSpec(path=model)).to(target.name).eval()
 

@@ -63,8 +63,8 @@ def test_the_engines_pass_under_a_layout():
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_the_trainers_log_probabilities(chunk, monkeypatch):
     """The dense mask of parallel paths, log-probabilities, entropies and the loss are on the device."""
-    from turnwise_grpo_trainer.log_probs import token_log_probs
-    from turnwise_grpo_trainer.micro_batches import MicroBatch
+    from turnwise_grpo_trainer.learner.log_probs import token_log_probs
+    from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 
     monkeypatch.setattr(torch, "equal", lambda *_: True)  # there are no numbers to compare
     block, path = (each[:, :40].expand(2, 40) for each in COLUMNS)

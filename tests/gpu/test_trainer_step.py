@@ -7,7 +7,7 @@ from gpu_support import make_batch, report, small
 from turnwise import ModelSpec
 from turnwise.weights.sources import as_numpy
 from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
-from turnwise_grpo_trainer.sharding import LearnerSpec, load_local_trainer
+from turnwise_grpo_trainer.processes.sharding import LearnerSpec, load_local_trainer
 
 
 def load(device, model, algorithm=None, **policy):

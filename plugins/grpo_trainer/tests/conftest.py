@@ -1,4 +1,4 @@
-"""A tiny model, and hand-made batches."""
+"""A tiny model, and batches for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from turnwise import EpisodeResult, ModelSpec, Status, Task, Trajectory, TrajectoryScore
-from turnwise.batch.rollout_batch import collate
+from turnwise import ModelSpec
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `float_reference`
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this file
 
-VOCABULARY = 40
+from made_batches import VOCABULARY, conversation, make_batch, parallel
 
 
 @pytest.fixture(scope="session")
@@ -47,63 +46,6 @@ def model_dir(tmp_path_factory):
 def spec(model_dir):
     """The tiny model as a `ModelSpec`."""
     return ModelSpec(path=model_dir)
-
-
-def ids(rng, num):
-    """Return random token ids."""
-    return rng.integers(0, VOCABULARY, num)
-
-
-def logprobs(rng, num):
-    """Return random log-probabilities."""
-    return -rng.random(num).astype(np.float32)
-
-
-def conversation(rng):
-    """Return a record of two turns, each followed by an observation."""
-    record = Trajectory(ids(rng, int(rng.integers(2, 6))))
-    for _ in range(2):
-        num = int(rng.integers(2, 7))
-        record.add_action(ids(rng, num), logprobs(rng, num))
-        record.add_observation(ids(rng, int(rng.integers(1, 4))))
-    return record
-
-
-def parallel(rng):
-    """Return a record with a block of three parallel paths, and a summary after it."""
-    record = Trajectory(ids(rng, 4))
-    record.add_action(ids(rng, 2), logprobs(rng, 2))
-    paths = record.fork(3)
-    for path in paths:
-        num = int(rng.integers(2, 5))
-        path.add_action(ids(rng, num), logprobs(rng, num))
-    record.join(paths)
-    record.add_forced(ids(rng, 1))
-    record.add_action(ids(rng, 3), logprobs(rng, 3))
-    return record
-
-
-def make_result(record, *, uid="a", rollout_n=0, reward=0.0, status=Status.COMPLETED):
-    """Return an episode with one record."""
-    return EpisodeResult(
-        task=Task(messages=({"role": "user", "content": "?"},), uid=uid),
-        rollout_n=rollout_n,
-        status=status,
-        trajectories=(record,),
-        scores=(TrajectoryScore(value=reward),),
-    )
-
-
-def make_batch(records, rewards=None, *, group_size=4):
-    """Return a batch of groups."""
-    rewards = [float(number % 3) for number in range(len(records))] if rewards is None else rewards
-    return collate(
-        [
-            make_result(record, uid=f"t{number // group_size}", rollout_n=number % group_size, reward=reward)
-            for number, (record, reward) in enumerate(zip(records, rewards, strict=True))
-        ],
-        pad_token_id=0,
-    )
 
 
 @pytest.fixture

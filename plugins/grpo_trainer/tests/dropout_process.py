@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from turnwise import ModelSpec
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise_grpo_trainer.config import LoraConfig, OptimizerConfig, PolicyConfig, ShardingConfig, TrainConfig
-from turnwise_grpo_trainer.model_state import load_state, save_state
-from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
+from turnwise_grpo_trainer.learner.model_state import load_state, save_state
+from turnwise_grpo_trainer.processes.sharding import LearnerSpec, join_group, load_local_trainer
 
 
 def main(rank: int, world_size: int, folder: Path, restart: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from attrs import define, field
 
-from turnwise_grpo_trainer.micro_batches import collate
+from turnwise_grpo_trainer.learner.micro_batches import collate
 
 EPSILON = 1e-6
 CLAMP = 20.0

@@ -25,8 +25,8 @@ from turnwise_grpo_trainer.config import (
     ShardingConfig,
     TrainConfig,
 )
-from turnwise_grpo_trainer.model_state import load_state, save_state
-from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
+from turnwise_grpo_trainer.learner.model_state import load_state, save_state
+from turnwise_grpo_trainer.processes.sharding import LearnerSpec, join_group, load_local_trainer
 
 
 def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) -> None:

@@ -20,12 +20,12 @@ from attrs import define, evolve, field
 
 from turnwise import Task
 from turnwise.errors import EngineError
-from turnwise_grpo_trainer.async_collector import AsyncCollector
-from turnwise_grpo_trainer.checkpoints import TrainingState, _read_episodes, _write_episodes
 from turnwise_grpo_trainer.config import BufferConfig, CheckpointConfig, TrainConfig
-from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
-from turnwise_grpo_trainer.loop import TrainLoop
-from turnwise_grpo_trainer.sync_collector import SyncCollector
+from turnwise_grpo_trainer.loop.async_collector import AsyncCollector
+from turnwise_grpo_trainer.loop.checkpoints import TrainingState, _read_episodes, _write_episodes
+from turnwise_grpo_trainer.loop.interrupts import Interrupt, TrainingInterruptedError
+from turnwise_grpo_trainer.loop.loop import TrainLoop
+from turnwise_grpo_trainer.loop.sync_collector import SyncCollector
 from turnwise_result_files import load_unfinished, save_unfinished
 from turnwise_rollout_buffer import GroupReward, GroupRewardConfig, TaskStream, TrajectoryBuffer
 from turnwise_testing.simulation.run_parts import (

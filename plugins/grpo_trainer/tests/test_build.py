@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 import turnwise_grpo_trainer
 from turnwise.errors import ConfigError
-from turnwise_grpo_trainer.async_collector import AsyncCollector
 from turnwise_grpo_trainer.build import build_buffer, build_learner_spec, build_loop, build_trainer
-from turnwise_grpo_trainer.sync_collector import SyncCollector
+from turnwise_grpo_trainer.loop.async_collector import AsyncCollector
+from turnwise_grpo_trainer.loop.sync_collector import SyncCollector
+from turnwise_grpo_trainer.loop.weight_sync import DirectSync, HybridSync
+from turnwise_grpo_trainer.processes.trainers import LocalTrainer
 from turnwise_grpo_trainer.train_setup import read_setup
-from turnwise_grpo_trainer.trainers import LocalTrainer
-from turnwise_grpo_trainer.weight_sync import DirectSync, HybridSync
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples/train_calculator.yaml")
 
@@ -99,7 +99,7 @@ def test_several_processes_need_ray(monkeypatch):
     """Without Ray, the error names the key and the command that installs it."""
     monkeypatch.setitem(sys.modules, "ray", None)
     # In case that an earlier test has imported it. The package, too, has it then, as an attribute.
-    monkeypatch.delitem(sys.modules, "turnwise_grpo_trainer.ray_trainer", raising=False)
+    monkeypatch.delitem(sys.modules, "turnwise_grpo_trainer.processes.ray_trainer", raising=False)
     monkeypatch.delattr(turnwise_grpo_trainer, "ray_trainer", raising=False)
 
     with pytest.raises(ConfigError, match=r"num_processes: more than 1 needs ray: pip install 'turnwise\[ray\]'"):

@@ -6,24 +6,30 @@ from functools import partial
 from typing import Any
 
 import turnwise
-from turnwise_grpo_trainer import objectives
-from turnwise_grpo_trainer.loss_options import CispoConfig, ClipConfig, DualClipConfig, GspoConfig, PathCreditConfig
+from turnwise_grpo_trainer.objective import hooks
+from turnwise_grpo_trainer.objective.loss_options import (
+    CispoConfig,
+    ClipConfig,
+    DualClipConfig,
+    GspoConfig,
+    PathCreditConfig,
+)
 
 
 def _train(config: turnwise.NoConfig, resources: turnwise.Resources) -> turnwise.Command:
-    from turnwise_grpo_trainer.train_command import TrainCommand
+    from turnwise_grpo_trainer.commands.train_command import TrainCommand
 
     return TrainCommand(config, resources)
 
 
 def _eval(config: turnwise.NoConfig, resources: turnwise.Resources) -> turnwise.Command:
-    from turnwise_grpo_trainer.eval_command import EvalCommand
+    from turnwise_grpo_trainer.commands.eval_command import EvalCommand
 
     return EvalCommand(config, resources)
 
 
 def _export(config: turnwise.NoConfig, resources: turnwise.Resources) -> turnwise.Command:
-    from turnwise_grpo_trainer.export_command import ExportCommand
+    from turnwise_grpo_trainer.commands.export_command import ExportCommand
 
     return ExportCommand(config, resources)
 
@@ -40,18 +46,18 @@ def register_commands(registry: turnwise.Registry[turnwise.Command]) -> None:
 def add_hookspecs(specs: turnwise.HookSpecs) -> None:
     """Add the hooks of losses and advantages, which other plugins may use."""
     checks = "turnwise_testing.objective_checks"
-    specs.add(objectives.register_losses, part="loss", contract=objectives.PolicyLoss, checks=f"{checks}:loss_checks")
+    specs.add(hooks.register_losses, part="loss", contract=hooks.PolicyLoss, checks=f"{checks}:loss_checks")
     specs.add(
-        objectives.register_advantages,
+        hooks.register_advantages,
         part="advantage",
-        contract=objectives.AdvantageEstimator,
+        contract=hooks.AdvantageEstimator,
         checks=f"{checks}:advantage_checks",
     )
 
 
 @turnwise.hookimpl
 def register_losses(registry: turnwise.Registry[Any]) -> None:
-    """Register the losses besides the default; see `turnwise_grpo_trainer.objectives`."""
+    """Register the losses besides the default; see `turnwise_grpo_trainer.objective.hooks`."""
     registry.add("ppo_clip", partial(_make_loss, "ClippedLoss"), config=ClipConfig)
     registry.add("dual_clip", partial(_make_loss, "DualClipLoss"), config=DualClipConfig)
     registry.add("gspo", partial(_make_loss, "GspoLoss"), config=GspoConfig)
@@ -65,12 +71,12 @@ def register_advantages(registry: turnwise.Registry[Any]) -> None:
 
 
 def _make_path_credit(config: PathCreditConfig, _resources: turnwise.Resources) -> Any:
-    from turnwise_grpo_trainer.path_credit import PathCredit  # it imports torch
+    from turnwise_grpo_trainer.objective.path_credit import PathCredit  # it imports torch
 
     return PathCredit(config)
 
 
 def _make_loss(name: str, config: object, _resources: turnwise.Resources) -> Any:
-    from turnwise_grpo_trainer import registered_losses  # it imports torch
+    from turnwise_grpo_trainer.objective import registered_losses
 
     return getattr(registered_losses, name)(config)

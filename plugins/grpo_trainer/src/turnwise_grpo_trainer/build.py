@@ -13,21 +13,21 @@ import torch.distributed as dist
 from turnwise import RolloutManager
 from turnwise.errors import ConfigError
 from turnwise.types import Capabilities
-from turnwise_grpo_trainer.async_collector import AsyncCollector
-from turnwise_grpo_trainer.checkpoints import CheckpointStore
-from turnwise_grpo_trainer.devices import select_device
-from turnwise_grpo_trainer.episode_log import EpisodeLog
-from turnwise_grpo_trainer.group_source import GroupSource
-from turnwise_grpo_trainer.interrupts import Interrupt
-from turnwise_grpo_trainer.live_view import TrainView
-from turnwise_grpo_trainer.loop import TrainLoop
-from turnwise_grpo_trainer.metric_log import MetricLog
-from turnwise_grpo_trainer.placement import borrows_devices
-from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
-from turnwise_grpo_trainer.sync_collector import SyncCollector
+from turnwise_grpo_trainer.learner.devices import select_device
+from turnwise_grpo_trainer.loop.async_collector import AsyncCollector
+from turnwise_grpo_trainer.loop.checkpoints import CheckpointStore
+from turnwise_grpo_trainer.loop.group_source import GroupSource
+from turnwise_grpo_trainer.loop.interrupts import Interrupt
+from turnwise_grpo_trainer.loop.loop import TrainLoop
+from turnwise_grpo_trainer.loop.sync_collector import SyncCollector
+from turnwise_grpo_trainer.loop.weight_sync import DirectSync, HybridSync, WeightSync
+from turnwise_grpo_trainer.processes.placement import borrows_devices
+from turnwise_grpo_trainer.processes.sharding import LearnerSpec, join_group, load_local_trainer
+from turnwise_grpo_trainer.processes.trainers import Trainer
+from turnwise_grpo_trainer.report.episode_log import EpisodeLog
+from turnwise_grpo_trainer.report.live_view import TrainView
+from turnwise_grpo_trainer.report.metric_log import MetricLog
 from turnwise_grpo_trainer.train_setup import TrainSetup
-from turnwise_grpo_trainer.trainers import Trainer
-from turnwise_grpo_trainer.weight_sync import DirectSync, HybridSync, WeightSync
 from turnwise_rollout_buffer.buffer import TrajectoryBuffer
 from turnwise_rollout_buffer.task_stream import TaskStream
 
@@ -67,7 +67,7 @@ def import_ray_trainer() -> ModuleType:
     # Ray reads it when it is imported. It would show one of several similar lines, such as those of two episodes.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     try:
-        from turnwise_grpo_trainer import ray_trainer
+        from turnwise_grpo_trainer.processes import ray_trainer
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"train.sharding.num_processes: more than 1 needs {error.name}: pip install 'turnwise[ray]'"

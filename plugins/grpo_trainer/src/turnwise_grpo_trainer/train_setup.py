@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise.weights.sleep import drops_weights
 from turnwise_grpo_trainer.config import TrainConfig
-from turnwise_grpo_trainer.objectives import GROUP_ADVANTAGES, build_objectives
+from turnwise_grpo_trainer.objective.hooks import GROUP_ADVANTAGES, build_objectives
 from turnwise_rollout_buffer.task_stream import Share
 from turnwise_task_files import load_sources, load_tasks
 

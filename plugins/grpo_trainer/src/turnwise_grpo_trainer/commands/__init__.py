@@ -1,0 +1,1 @@
+"""The commands `turnwise train`, `turnwise eval` and `turnwise export`."""

@@ -1,0 +1,1 @@
+"""One training process: models, rows, micro-batches, gradients and optimizer steps."""

@@ -1,0 +1,116 @@
+"""
+Log-probabilities and entropies of tokens, without a whole vocabulary of logits for every token at once.
+
+The float32 logits of 16,384 tokens and a vocabulary of 152,000 take 9.3 GiB. With a chunk size, the model's forward
+pass ends before the output head; head, softmax and entropy are computed for one chunk of tokens at a time, and again in
+the backward pass.
+"""
+
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from turnwise.errors import ConfigError
+from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
+from turnwise_grpo_trainer.learner.models import forward_inputs
+
+Entropy = Literal["none", "value", "gradient"]
+"""Whether entropies are computed, and whether they have a gradient."""
+
+
+def token_log_probs(
+    model: Any, micro: MicroBatch, temperature: float, *, entropy: Entropy = "none", chunk: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """
+    Return the log-probability of every token in the loss, under the distribution that it was sampled from.
+
+    Args:
+        model: a causal model.
+        micro: M tokens are in the loss.
+        temperature: sampling temperature; the logits are divided by it.
+        entropy: whether to compute the entropies, too.
+        chunk: most tokens whose logits are in memory at once; None takes all columns at once.
+
+    Returns:
+        (M,) float32, and (M,) entropies or None.
+
+    Raises:
+        ConfigError: the chunks need the logits of the model's output head, and the model changes them afterwards.
+    """
+    columns = micro.input_ids.shape[0] * len(micro.keep)
+    if chunk is None or columns <= chunk:
+        output = model(**forward_inputs(model, micro), logits_to_keep=micro.keep)
+        return _score(output.logits[micro.predictors[0], micro.predictors[1]], micro.labels, temperature, entropy)
+    head = model.get_output_embeddings()
+    hidden = _hidden_states(model, head, micro)[micro.predictors[0], micro.predictors[1]]
+
+    def score(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _score(head(states), labels, temperature, entropy)
+
+    pieces = list(zip(torch.split(hidden, chunk), torch.split(micro.labels, chunk), strict=True))
+    if len(pieces) == 1 or not torch.is_grad_enabled():
+        scores = [score(*piece) for piece in pieces]
+    else:
+        scores = [checkpoint(score, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
+    log_probs = torch.cat([each for each, _ in scores])
+    return log_probs, None if entropy == "none" else torch.cat([each for _, each in scores if each is not None])
+
+
+def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
+    """Return (M,) log-probabilities of labels and their entropies, from (M, V) logits."""
+    each = (logits.float() / temperature).log_softmax(-1)
+    log_probs = each.gather(-1, labels[:, None]).squeeze(-1)
+    if entropy == "none":
+        return log_probs, None
+    seen = each if entropy == "gradient" else each.detach()
+    return log_probs, -(seen.exp() * seen).sum(-1)
+
+
+def _hidden_states(model: Any, head: nn.Module, micro: MicroBatch) -> Tensor:
+    """Return (b, C, H) the inputs of the output head, on the columns that predict a token."""
+    with _shortened(head) as (inputs, outputs):
+        logits = model(**forward_inputs(model, micro), logits_to_keep=micro.keep).logits
+    # The head computed one token. If the model scales or caps its logits, they differ from the head's output.
+    if not torch.equal(outputs[0].float(), logits.float()):
+        raise ConfigError(
+            f"train.policy.logits_chunk: {type(model).__name__} changes the logits of its output head; set it to null"
+        )
+    # FSDP prepares the backward pass when a gradient reaches the model's output, so the result must depend on it.
+    hidden: Tensor = inputs[0] + logits[:0].sum()
+    return hidden
+
+
+@contextmanager
+def _shortened(head: nn.Module) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Collect a head's inputs and outputs during the body, in which it computes the first token only."""
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+    def shorten(_head: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        inputs.append(arguments[0])
+        return (arguments[0][:1, :1],)
+
+    def keep(_head: nn.Module, _arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        outputs.append(output)
+
+    hooks = [head.register_forward_pre_hook(shorten), head.register_forward_hook(keep)]
+    try:
+        yield inputs, outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def token_values(critic: Any, micro: MicroBatch) -> Tensor:
+    """Return (M,) float32 the critic's value of the state in which each token was sampled."""
+    output = critic(**forward_inputs(critic, micro)).logits.squeeze(-1).float()
+    values: Tensor = output[micro.predictors[0], micro.keep[micro.predictors[1]]]
+    return values

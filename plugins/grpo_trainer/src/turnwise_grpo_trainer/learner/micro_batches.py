@@ -1,0 +1,155 @@
+"""
+Micro-batches: rows grouped by a token budget and collated for a model.
+
+Packed or padded, every token attends to the same tokens and has the same position. For rows with parallel paths, a
+dense mask encodes the visibility; for all others the model's causal mask does.
+"""
+
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import asdict, evolve, frozen
+from torch import Tensor
+
+from turnwise_grpo_trainer.objective.rows import TokenRows
+
+
+@frozen(eq=False)
+class MicroBatch:
+    """
+    The input of one forward pass. b rows of L columns; packed, b is 1. M tokens are in the loss, C columns predict
+    them.
+
+    Attributes:
+        input_ids: (b, L) int64.
+        position_ids: (b, L) int64. Positions continue over the pads, because transformers treats a jump as the start of
+            another sequence.
+        block_start: (b, L) int64, the column at which a token's block starts; 0 outside blocks.
+        path_start: (b, L) int64, the column at which a token's path starts; 0 outside blocks.
+        row_ids: (b, L) int64, the row of each column; -1 on pads.
+        keep: (C,) int64, the columns whose output is needed.
+        predictors: (2, M) int64: the row of each token, and the index of its predictor in `keep`.
+        labels: (M,) int64, the token ids.
+        tokens: (M,) int64, the tokens' positions in the `TokenRows`.
+        packed: whether rows are concatenated.
+        has_blocks: whether any token is in a path.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    block_start: Tensor
+    path_start: Tensor
+    row_ids: Tensor
+    keep: Tensor
+    predictors: Tensor
+    labels: Tensor
+    tokens: Tensor
+    packed: bool
+    has_blocks: bool
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return a copy on a device."""
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in asdict(self, recurse=False).items() if isinstance(value, Tensor)
+        }
+        return evolve(self, **moved)
+
+    @property
+    def real(self) -> Tensor:
+        """(b, L) int64: 1 on tokens, 0 on pads."""
+        return (self.row_ids >= 0).long()
+
+    def attention_mask(self) -> Tensor | None:
+        """
+        Return (b, 1, L, L) bool, True where the key is visible; pads see only pads.
+
+        None without blocks. The model's causal mask is then enough: it restarts where positions restart, and pads come
+        after all tokens, which therefore never see them.
+        """
+        if not self.has_blocks:
+            return None
+        key = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+        outside = (key < self.block_start[:, :, None]) | (key >= self.path_start[:, :, None])
+        same_row = self.row_ids[:, :, None] == self.row_ids[:, None, :]
+        return (outside & (key <= key[:, None]) & same_row)[:, None]
+
+
+def shard(rows: TokenRows, num_shards: int, chosen: Sequence[int] | None = None) -> list[list[int]]:
+    """
+    Split the rows with a token in the loss among processes, round-robin in order of length, longest first.
+
+    `chosen` are the rows to split; None takes all.
+    """
+    lengths = rows.lengths
+    trained = torch.bincount(rows.row_index[rows.targets], minlength=len(rows)).tolist()
+    candidates = range(len(rows)) if chosen is None else chosen
+    order = sorted((row for row in candidates if trained[row]), key=lambda row: (-lengths[row], row))
+    return [order[number::num_shards] for number in range(num_shards)]
+
+
+def pack_by_tokens(rows: TokenRows, order: Sequence[int], *, max_tokens: int, packed: bool) -> list[list[int]]:
+    """
+    Group rows into micro-batches of at most `max_tokens` tokens.
+
+    Args:
+        rows: the rows.
+        order: indices of rows, longest first.
+        max_tokens: the budget, including pads; a longer row is a group by itself.
+        packed: whether rows are concatenated, or padded to the longest of their group.
+    """
+    lengths = rows.lengths
+    groups: list[list[int]] = []
+    size = 0
+    for row in order:
+        grown = size + lengths[row] if packed or not groups else lengths[groups[-1][0]] * (len(groups[-1]) + 1)
+        if groups and grown <= max_tokens:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            grown = lengths[row]
+        size = grown
+    return groups
+
+
+def collate(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBatch:
+    """Return some rows as one micro-batch, concatenated (`packed`) or padded on the right."""
+    chosen = rows.select(group)
+    lengths = torch.tensor(chosen.lengths, dtype=torch.int64)
+    owner, starts = chosen.row_index, torch.tensor(chosen.bounds[:-1], dtype=torch.int64)
+    index = torch.arange(chosen.num_tokens)
+    row, column = (torch.zeros_like(owner), index) if packed else (owner, index - starts[owner])
+    shape = (1, chosen.num_tokens) if packed else (len(chosen), int(lengths.max()))
+
+    def scatter(values: Tensor, fill: int = 0) -> Tensor:
+        filled = torch.full(shape, fill, dtype=torch.int64)
+        filled[row, column] = values.long()
+        return filled
+
+    positions = scatter(chosen["position_ids"])
+    if not packed:
+        beyond = torch.arange(shape[1]) - lengths[:, None] + 1
+        last = positions.gather(1, lengths[:, None] - 1)
+        positions = torch.where(beyond > 0, last + beyond, positions)
+    inside = chosen["path_start"] > 0
+    shift = inside * starts[owner] if packed else torch.zeros_like(owner)
+    targets = chosen.targets
+    predictors = chosen.predictors[targets]
+    keep, places = torch.unique(column[predictors], return_inverse=True)
+    return MicroBatch(
+        input_ids=scatter(chosen["input_ids"]),
+        position_ids=positions,
+        block_start=scatter(chosen["block_start"] + shift),
+        path_start=scatter(chosen["path_start"] + shift),
+        row_ids=scatter(owner, fill=-1),
+        keep=keep,
+        predictors=torch.stack([row[predictors], places]),
+        labels=chosen["input_ids"][targets],
+        tokens=torch.cat([torch.arange(rows.bounds[each], rows.bounds[each + 1]) for each in group])[targets],
+        packed=packed,
+        has_blocks=bool(inside.any()),
+    )

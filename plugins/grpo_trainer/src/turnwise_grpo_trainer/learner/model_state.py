@@ -1,0 +1,137 @@
+"""
+Saves and loads models, optimizers, schedules and random number generators, with `torch.distributed.checkpoint`.
+
+Saving and loading are collective: every training process calls them. The number of processes may change in between. The
+files are safetensors and JSON, never pickles: reading one from a stranger runs no code. With another number of
+processes, random numbers are others: each process has its own generators.
+"""
+
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from turnwise.errors import ConfigError
+from turnwise.files import raise_disk_error
+from turnwise_grpo_trainer.learner.learner import Learner
+from turnwise_grpo_trainer.learner.optimization import TrainableModel, find_frozen_names, find_tied_names
+from turnwise_grpo_trainer.learner.random_states import load_random_states, save_random_states
+
+SCHEDULES_FILE: Final = "schedules.json"
+
+
+def save_state(learner: Learner, folder: Path) -> None:
+    """Write the state of a learner to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # By default torch would write a pickle beside the tensors, and load values that are no tensors from pickles.
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    _call_torch(save)(_tensors(learner), storage_writer=writer, no_dist=not dist.is_initialized())
+    if learner.rank == 0:
+        steps = {name: trainable.schedule.last_epoch for name, trainable in _trainables(learner).items()}
+        (folder / SCHEDULES_FILE).write_text(json.dumps(steps), encoding="utf-8")
+    save_random_states(folder, learner.rank, learner.world_size, learner.device)
+
+
+def load_state(learner: Learner, folder: Path) -> None:
+    """Restore the state written by `save_state`; `ConfigError` if the folder holds no state of this model."""
+    state = _tensors(learner)
+    with _config_errors(folder):
+        _read(state, folder)
+        steps = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
+    for name, trainable in _trainables(learner).items():
+        model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
+        set_state_dict(
+            trainable.model,
+            trainable.optimizer,
+            model_state_dict={**model, **state[name]["model"]},
+            optim_state_dict={**optimizer, "state": state[name]["optimizer"]},
+        )
+        trainable.seek(steps[name])
+    with _config_errors(folder):
+        load_random_states(folder, learner.rank, learner.world_size, learner.device)
+
+
+def load_policy_state(model: Any, folder: Path) -> None:
+    """Load the policy's weights of `save_state` into a model on the host; `ConfigError` if they are not of it."""
+    left_out = find_tied_names(model) | find_frozen_names(model)
+    # The tensors of a state dict are the weights themselves, so reading changes the model.
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
+    with _config_errors(folder):
+        _read({"policy": {"model": weights}}, folder)
+
+
+def _read(state: dict[str, Any], folder: Path) -> None:
+    """Fill the tensors of a state from a folder, all processes together."""
+    reader = HuggingFaceStorageReader(str(folder))
+    reader.read_metadata()  # torch would log a traceback about a damaged file
+    _call_torch(load)(state, storage_reader=reader, no_dist=not dist.is_initialized())
+
+
+@contextmanager
+def _config_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError, CheckpointException) as error:
+        raise ConfigError(f"{folder}: not a checkpoint of this model: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first line of an error, unwrapped if torch wrapped the errors of several processes."""
+    cause = error
+    if isinstance(error, CheckpointException):
+        cause = next((each for each, _trace in error.failures.values()), error)
+    return f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
+
+
+def _call_torch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Wrap a function of torch: suppress its warning about a single process, and re-raise Ctrl-C and errors of the disk.
+
+    Torch would report them as a failed checkpoint.
+    """
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            try:
+                return function(*arguments, **options)
+            except CheckpointException as error:
+                # A `CheckpointException` is no `Exception`, so nobody would handle a full disk.
+                for each, _trace in error.failures.values():
+                    if isinstance(each, KeyboardInterrupt):
+                        raise KeyboardInterrupt from error
+                    if isinstance(each, OSError) and each.errno is not None:
+                        raise OSError(each.errno, each.strerror) from error
+                    raise_disk_error(each)
+                raise
+
+    return call
+
+
+def _trainables(learner: Learner) -> dict[str, TrainableModel]:
+    return {"policy": learner.policy} | ({"critic": learner.critic} if learner.critic else {})
+
+
+def _tensors(learner: Learner) -> dict[str, Any]:
+    """Return all tensors of a learner's state; the other settings of an optimizer come from the config."""
+    state: dict[str, Any] = {}
+    for name, trainable in _trainables(learner).items():
+        model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
+        left_out = find_tied_names(trainable.model) | find_frozen_names(trainable.model)
+        kept = {key: tensor for key, tensor in model.items() if key not in left_out}  # safetensors refuses aliases
+        state[name] = {"model": kept, "optimizer": optimizer["state"]}
+    return state

@@ -1,0 +1,139 @@
+"""
+Loads policy, reference and critic from a model directory: any causal model of transformers.
+
+Problems with the directory or the installed packages become one-line config errors here.
+"""
+
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.errors import ConfigError
+from turnwise.protocols import ModelSpec
+from turnwise_engine_support.progress_bars import hide_progress_bars
+from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig
+from turnwise_grpo_trainer.learner.lora import add_adapters
+from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
+
+SEGMENTS: Final = "turnwise_segments"
+"""`attn_implementation` of `turnwise-segment-attention`, which needs no (L, L) mask for rows with parallel paths."""
+
+
+def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None) -> Any:
+    """Load the causal model on the host, in training mode, and add adapters; `ConfigError` if that is impossible."""
+    model = _load("AutoModelForCausalLM", config, spec)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    base = spec.name if spec.commit else str(spec.path or "")
+    # With dropout, the trainer's probabilities would differ from the engine's.
+    _disable_dropout(model)
+    return model if lora is None else add_adapters(model, lora, base, spec.commit).train()
+
+
+def load_reference(config: PolicyConfig, spec: ModelSpec) -> Any:
+    """Load the same model, frozen and in evaluation mode."""
+    model = _load("AutoModelForCausalLM", config, spec).eval()
+    return model.requires_grad_(requires_grad=False)
+
+
+def load_critic(config: PolicyConfig, spec: ModelSpec) -> Any:
+    """Load the model with a scalar head per token; the head is zero-initialised, so all values are 0 at first."""
+    model = _load("AutoModelForTokenClassification", config, spec, num_labels=1)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    head = model.score if hasattr(model, "score") else model.classifier
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    return _disable_dropout(model)
+
+
+def _disable_dropout(model: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name in ("attention_dropout", "attn_pdrop"):
+        if hasattr(model.config, name):
+            setattr(model.config, name, 0.0)
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    return model.train()
+
+
+def _load(kind: str, config: PolicyConfig, spec: ModelSpec, **options: Any) -> Any:
+    if spec.path is None:
+        raise ConfigError("model.path: missing; the trainer needs a model directory")
+    if not (spec.path / "config.json").is_file():
+        raise ConfigError(f"model.path: {str(spec.path)!r} is not a model directory: it has no config.json")
+    with _config_errors(f"model.path: cannot load {str(spec.path)!r} for training"):
+        import transformers
+
+        hide_progress_bars()
+        attention = _resolve_attention(config)
+        return getattr(transformers, kind).from_pretrained(
+            spec.path,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention,
+            trust_remote_code=spec.trust_remote_code,
+            local_files_only=True,
+            **options,
+        )
+
+
+def _resolve_attention(config: PolicyConfig) -> str:
+    """Return the name that transformers knows the attention by; registers `turnwise_segments` with transformers."""
+    if config.attn_implementation != SEGMENTS:
+        return config.attn_implementation
+    if config.packed:
+        raise ConfigError(f"train.policy.packed: must be false with train.policy.attn_implementation={SEGMENTS}")
+    try:
+        import turnwise_segment_attention
+    except ImportError as error:
+        raise ConfigError(
+            f"train.policy.attn_implementation: {SEGMENTS} needs turnwise-segment-attention[transformers]"
+        ) from error
+    turnwise_segment_attention.register()
+    return str(turnwise_segment_attention.NAME)
+
+
+@contextmanager
+def _config_errors(prefix: str) -> Iterator[None]:
+    """Turn any exception into a `ConfigError` of one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(f"{prefix}: {type(error).__name__}: {first}") from error
+
+
+def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
+    """Return the keyword arguments of a forward pass; `ConfigError` if the attention does not support the mask."""
+    inputs = {"input_ids": micro.input_ids, "position_ids": micro.position_ids, "use_cache": False}
+    kind = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
+    if kind == SEGMENTS:
+        from turnwise_segment_attention import plan
+
+        return {**inputs, "layout": plan(micro.block_start, micro.path_start, micro.real)}
+    mask = micro.attention_mask()
+    return {**inputs, "attention_mask": None if mask is None else _dense_mask(model, kind, mask)}
+
+
+def _dense_mask(model: Any, kind: str, visible: Tensor) -> Tensor:
+    if "flash" in kind or kind == "flex_attention":
+        raise ConfigError(
+            f"train.policy.attn_implementation: {kind} does not support parallel paths; use {SEGMENTS} or sdpa"
+        )
+    if kind != "eager":
+        return visible
+    # Eager attention adds the mask to its scores: a bool mask would silently add 0 and 1.
+    bias = torch.zeros_like(visible, dtype=model.dtype)
+    return bias.masked_fill_(~visible, torch.finfo(bias.dtype).min)

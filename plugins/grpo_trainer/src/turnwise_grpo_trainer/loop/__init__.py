@@ -1,0 +1,1 @@
+"""The training loop: collects groups, updates, synchronises weights, evaluates and saves."""

@@ -1,0 +1,1 @@
+"""The training processes: how they are placed, started, sharded and called."""

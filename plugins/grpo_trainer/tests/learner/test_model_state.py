@@ -1,0 +1,154 @@
+"""Saved models, optimizers and random number generators: a restored learner continues as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+from safetensors.numpy import load_file
+from torch.distributed.checkpoint import FileSystemWriter, save
+
+from turnwise.errors import ConfigError
+from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
+from turnwise_grpo_trainer.learner.learner import Learner
+from turnwise_grpo_trainer.learner.model_state import SCHEDULES_FILE, load_state, save_state
+from turnwise_grpo_trainer.learner.optimization import lr_factor
+
+COSINE = OptimizerConfig(lr=1e-3, lr_schedule="cosine", min_lr_ratio=0.05)
+CONFIG = TrainConfig(num_steps=2, optimizer=COSINE, policy=PolicyConfig(device="cpu"))
+GAE = evolve(CONFIG, algorithm=AlgorithmConfig(adv_estimator="gae"), critic=CriticConfig(lr=1e-2))
+
+
+def load(spec, config):
+    """Return an untrained learner."""
+    return Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("config", [CONFIG, GAE], ids=["grpo", "gae"])
+def test_a_restored_learner_makes_the_same_update(spec, mixed, tmp_path, config):
+    """Policy and critic have the same weights, to the bit, after the step that follows a restart."""
+    first = load(spec, config)
+    first.update(mixed, step=1, version=0)
+    save_state(first, tmp_path / "state")
+    first.update(mixed, step=2, version=1)
+
+    second = load(spec, config)
+    load_state(second, tmp_path / "state")
+    second.update(mixed, step=2, version=1)
+
+    for one, other in ((first.policy, second.policy), (first.critic, second.critic)):
+        if one is not None:
+            weights = dict(other.full_weights())
+            assert all(torch.equal(tensor, weights[name]) for name, tensor in one.full_weights())
+
+
+def test_the_random_numbers_continue(spec, tmp_path):
+    """After loading, torch draws the numbers that it would have drawn after saving."""
+    learner = load(spec, CONFIG)
+    torch.manual_seed(7)
+    save_state(learner, tmp_path / "state")
+    expected = torch.rand(3)
+    torch.manual_seed(8)
+
+    load_state(learner, tmp_path / "state")
+
+    assert torch.equal(expected, torch.rand(3))
+
+
+def test_the_config_decides_the_schedule(spec, mixed, tmp_path):
+    """After 2 of 2 steps, a resume with 4 steps has the learning rates and AdamW settings of the new config."""
+    first = load(spec, CONFIG)
+    for step in (1, 2):
+        first.update(mixed, step=step, version=step - 1)
+    save_state(first, tmp_path / "state")
+
+    optimizer = evolve(COSINE, lr=1e-2, betas=(0.5, 0.6), weight_decay=0.5)
+    longer = load(spec, evolve(CONFIG, num_steps=4, optimizer=optimizer))
+    load_state(longer, tmp_path / "state")
+
+    rates = [longer.update(mixed, step=step, version=step - 1)["actor/lr"] for step in (3, 4)]
+    assert rates == pytest.approx([1e-2 * lr_factor(optimizer, step, 4) for step in (2, 3)])
+    (group,) = longer.policy.optimizer.param_groups
+    assert ((0.5, 0.6), 0.5) == (tuple(group["betas"]), group["weight_decay"])
+
+
+def test_a_checkpoint_of_another_model_is_one_line(spec, tmp_path):
+    """The error has the cause, and not the process in which torch found it."""
+    save_state(load(spec, CONFIG), tmp_path / "state")
+
+    with pytest.raises(ConfigError, match="not a checkpoint of this model: RuntimeError: Missing key") as caught:
+        load_state(load(spec, GAE), tmp_path / "state")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["missing", "not JSON"])
+def test_damaged_schedules_are_one_line(spec, tmp_path, damage):
+    """Without readable schedules the checkpoint is refused, and the learner keeps its weights."""
+    learner = load(spec, CONFIG)
+    save_state(learner, tmp_path / "state")
+    file = tmp_path / "state" / SCHEDULES_FILE
+    assert {"policy": 0} == json.loads(file.read_text())
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_text("{")
+
+    with pytest.raises(ConfigError, match=r"state: not a checkpoint of this model: ") as caught:
+        load_state(learner, tmp_path / "state")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_is_a_pickle(spec, mixed, tmp_path):
+    """The files are safetensors and JSON, read here without torch."""
+    learner = load(spec, GAE)
+    learner.update(mixed, step=1, version=0)
+    save_state(learner, tmp_path)
+
+    kinds = {path.suffix: path for path in tmp_path.iterdir()}
+    assert {".json", ".safetensors"} == kinds.keys()
+    arrays = load_file(kinds[".safetensors"])
+    weights = dict(learner.policy.full_weights())
+    assert {f"policy.model.{name}" for name in weights} == {name for name in arrays if name.startswith("policy.model.")}
+    assert 1.0 == arrays["critic.optimizer.model.norm.weight.step"].item()
+
+
+class Bomb:
+    """An object whose pickle creates a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_forged_checkpoint_runs_nothing(spec, tmp_path):
+    """A folder in torch's default format, whose table of contents is a forged pickle, is refused unread."""
+    exploded = tmp_path / "exploded"
+    state = tmp_path / "state"
+    learner = load(spec, CONFIG)
+    save({"rng": torch.get_rng_state()}, checkpoint_id=state, no_dist=True)
+    (state / ".metadata").write_bytes(pickle.dumps(Bomb(exploded)))
+    (state / SCHEDULES_FILE).write_text('{"policy": 0}')
+
+    with pytest.raises(ConfigError, match=r"state: not a checkpoint of this model: RuntimeError: Missing key"):
+        load_state(learner, state)
+    assert not exploded.exists()
+    pickle.loads((state / ".metadata").read_bytes())
+    assert exploded.exists()
+
+
+def test_ctrl_c_while_a_checkpoint_is_written(spec, tmp_path, monkeypatch):
+    """It is raised as an interrupt, not as a failed checkpoint."""
+
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FileSystemWriter, "prepare_local_plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_state(load(spec, CONFIG), tmp_path / "state")

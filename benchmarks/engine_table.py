@@ -30,10 +30,10 @@ from turnwise import Engine, ModelSpec, PluginRecipe, Resources, SamplingParams
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
 from turnwise.plugin.host import load
-from turnwise_testing.bigram import BigramEngine, BigramReference
-from turnwise_testing.engine_checks import ENGINE_CHECKS, EngineChecker
-from turnwise_testing.engine_probe import EngineProbe
-from turnwise_testing.reference_model import TransformersReference
+from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker
+from turnwise_testing.engines.bigram import BigramEngine, BigramReference
+from turnwise_testing.probes.engine import EngineProbe
+from turnwise_testing.references.reference_model import TransformersReference
 
 CONCURRENT = (1, 8, 64)
 NUM_TOKENS = 64

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from turnwise.config.file import load_config
 from turnwise.record.trajectory import Trajectory
 from turnwise_result_files import read_results
-from turnwise_testing.dense import token_logprobs
+from turnwise_testing.references.dense import token_logprobs
 
 Values = NDArray[np.float64]
 

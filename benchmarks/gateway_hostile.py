@@ -36,7 +36,7 @@ from turnwise import State
 from turnwise_gateway.server import GatewayServer, SessionDirectory
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.session import Session, SessionParts
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 HONEST = json.dumps({"model": "m", "messages": [USER]}).encode()
 QUIET = Hostile("none", PATHS["chat"], lambda: HONEST)

@@ -11,7 +11,7 @@ import os
 from attrs import frozen
 
 import turnwise
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 END = 258
 SCORED_FILE = "TURNWISE_BENCHMARK_SCORED"

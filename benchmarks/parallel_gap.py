@@ -21,7 +21,7 @@ from turnwise.config.file import load_config
 from turnwise.record.columns import Origin
 from turnwise.record.trajectory import Trajectory
 from turnwise_task_files import load_tasks
-from turnwise_testing.dense import predecessors, token_logprobs, visibility
+from turnwise_testing.references.dense import predecessors, token_logprobs, visibility
 
 EXAMPLE = Path(__file__).parent.parent / "examples/parallel_thinking.yaml"
 KINDS = ("main text", "paths, first block", "paths, later blocks", "summary", "text after a block")

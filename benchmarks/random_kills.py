@@ -33,8 +33,8 @@ from turnwise import EpisodeResult
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.errors import DataError
 from turnwise_result_files import read_results
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted_run import SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 
 EXAMPLES: Final = """\
 Examples:

@@ -145,7 +145,7 @@ class SoakBlueprint:
 
     def make_engine(self) -> Engine:
         """Build a replica's engine."""
-        from turnwise_testing.scripted import ScriptedEngine
+        from turnwise_testing.engines.scripted import ScriptedEngine
 
         def outputs(request: GenerateRequest) -> list[int]:
             return sample_turn(request.token_ids.tolist(), request.sampling.max_tokens or MAX_TOKENS)

@@ -198,7 +198,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Load a 16,000-token byte-level tokenizer with a ChatML tool template; train it on the standard library once."""
     from transformers import PreTrainedTokenizerFast
 
-    from turnwise_testing.tokenizers import CHATML
+    from turnwise_testing.inputs.tokenizers import CHATML
 
     if not (folder / "tokenizer.json").exists():
         _train(folder)

@@ -41,7 +41,7 @@ class Moment:
 _WRITE: Final = "turnwise_result_files.trajectories:TrajectoryWriter.write"
 _SAVE: Final = "turnwise.batch.packed_batch:PackedBatch.save"
 _REPLACE: Final = "turnwise.files:replace"
-_SCRIPTED: Final = "turnwise_testing.scripted:ScriptedEngine"
+_SCRIPTED: Final = "turnwise_testing.engines.scripted:ScriptedEngine"
 _SEEDED: Final = "turnwise_seeded:SeededEngine"
 _CHECKPOINT: Final = "turnwise_grpo_trainer.loop.checkpoints:replace_folder"
 _ROLLOUTS: Final = {

@@ -31,7 +31,7 @@ import turnwise_calculator_demo
 from turnwise.errors import DataError
 from turnwise.types import Status
 from turnwise_result_files import read_results
-from turnwise_testing.scripted_run import PLUGIN, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, environment_of, write_scripted_run
 
 PROGRAM: Final = Path(__file__).with_name("end_faults.py")
 HUNG_S: Final = 300.0

@@ -13,7 +13,7 @@ from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_reported_reward import ReportedReward
-from turnwise_testing.agent_probe import AgentProbe, probe_chat, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, probe_chat, probe_resources
 
 TURNS = ("The answer is 42.", *['<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'] * 2)
 PROGRAMS = Path(__file__).parents[1] / "plugins/gateway/tests/programs"

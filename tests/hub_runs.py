@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from turnwise_testing.model_hub import ModelHub
-from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
+from turnwise_testing.inputs.model_hub import ModelHub
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, write_scripted_run
 
 NAME = "acme/tiny-chat"
 REAL_ENGINE = {"name": "transformers", "device": "cpu", "max_context": 256, "num_blocks": 64}

@@ -24,7 +24,7 @@ from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
 from turnwise_plain_functions import tool
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 NUM_TURNS = 3
 

@@ -20,8 +20,8 @@ from option_walk import Path as Place
 
 from turnwise.cli import main
 from turnwise.plugin.host import Host
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.tokenizers import CHATML, TAGS, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, TAGS, byte_tokenizer
+from turnwise_testing.whole_runs.installation import install_plugin
 
 HERE: Final = Path(__file__).parent
 LISTS: Final = ("tools", "observers", "middleware", "postprocessors")

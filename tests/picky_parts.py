@@ -13,8 +13,8 @@ from turnwise import Observer, State
 from turnwise.errors import ConfigError, DataError
 from turnwise_rollout_buffer import GroupReward as _GroupReward, GroupRewardConfig
 from turnwise_routing_bench.baseline_routers import RoundRobin
-from turnwise_testing.agent_probe import ProbeParser
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.probes.agent import ProbeParser
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 HERE = Path(__file__).parent
 

@@ -19,7 +19,7 @@ from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
 from turnwise_plain_functions import tool
-from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import Failure, RandomPolicy, ScriptedEngine
 
 END = 255
 POLICY = RandomPolicy(seed=1, vocab_size=250, end_token_id=END, mean_tokens=12)

@@ -13,8 +13,8 @@ from ray_blueprint import END, HeldEngine, ScriptedBlueprint
 from turnwise import SamplingParams, TrajectoryScore
 from turnwise.errors import InfrastructureError
 from turnwise.runtime.judge import JudgeClient
-from turnwise_testing.agent_probe import probe_chat
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.probes.agent import probe_chat
 
 
 def once(folder, name):

@@ -12,7 +12,7 @@ from turnwise.config.resolve import build_part
 from turnwise.errors import TurnwiseError
 from turnwise.plugin.host import load
 from turnwise.protocols import Resources
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 HEADER = "import turnwise\nfrom attrs import frozen\nfrom collections.abc import Callable\n"
 COMMAND = """

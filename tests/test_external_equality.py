@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from turnwise_result_files import read_results
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 INSIDE = EXAMPLES / "train_calculator.yaml"

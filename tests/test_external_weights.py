@@ -20,7 +20,7 @@ from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_reported_reward import ReportedReward
 from turnwise_rollout_buffer import GroupProducer, TaskStream, TrajectoryBuffer
-from turnwise_testing.agent_probe import AgentProbe, probe_chat, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, probe_chat, probe_resources
 
 GROUP_SIZE = 2
 

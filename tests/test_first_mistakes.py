@@ -15,7 +15,7 @@ import torch
 
 from turnwise import RolloutManager, load_config
 from turnwise.cli import main
-from turnwise_testing.scripted_run import SITE, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import SITE, write_scripted_run
 
 ROOT = Path(__file__).parents[1]
 CALCULATOR = ROOT / "examples/calculator.yaml"

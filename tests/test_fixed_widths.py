@@ -9,7 +9,7 @@ import pytest
 from turnwise import RolloutBatch, RolloutManager, load_config
 from turnwise.cli import main
 from turnwise_task_files import load_tasks
-from turnwise_testing.scripted_run import SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from hub_runs import environment, turnwise, write_run
 from turnwise import load_chat
 from turnwise.protocols import ModelSpec
 from turnwise_result_files import read_results
-from turnwise_testing.model_hub import ModelHub
-from turnwise_testing.tiny_chat import make_tiny_model, write_gguf
+from turnwise_testing.inputs.model_hub import ModelHub
+from turnwise_testing.inputs.tiny_chat import make_tiny_model, write_gguf
 
 pytest.importorskip("gguf", reason="the extra `gguf` of turnwise is not installed")
 pytestmark = pytest.mark.slow

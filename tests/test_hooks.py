@@ -20,7 +20,7 @@ from turnwise.config.resolve import build_part
 from turnwise.errors import DuplicateNameError, PluginError
 from turnwise.plugin import specs as hookspecs
 from turnwise.plugin.host import KINDS, Host, load
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 ROOT = Path(__file__).parents[1]
 EVERYTHING = Path(__file__).with_name("turnwise_everything.py")

@@ -14,7 +14,7 @@ import yaml
 
 from turnwise import Status
 from turnwise_result_files import read_results
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 TOOLS = '''
 import os
@@ -105,7 +105,7 @@ def register_agents(registry):
 
 @turnwise.hookimpl
 def register_engines(registry):
-    from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+    from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
     policy = RandomPolicy(seed=3, vocab_size=80, end_token_id=1, mean_tokens=4)
     registry.add("random", lambda config, resources: ScriptedEngine(policy=policy))

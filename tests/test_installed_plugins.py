@@ -16,7 +16,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.runtime.ray.blueprint import ConfigBlueprint
 from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise_result_files import read_results
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 EXAMPLE = Path(__file__).parents[1] / "examples/calculator.yaml"
 OWN = """

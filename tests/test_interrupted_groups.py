@@ -30,7 +30,7 @@ from turnwise_grpo_trainer.loop.sync_collector import SyncCollector
 from turnwise_grpo_trainer.objective.advantages import grpo
 from turnwise_result_files import load_unfinished, save_unfinished
 from turnwise_rollout_buffer import GroupProducer, GroupReward, GroupRewardConfig, TaskStream, TrajectoryBuffer
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.simulation.tracing import TracingPolicy
 
 N = 4

@@ -8,7 +8,7 @@ import pytest
 from turnwise import RolloutManager
 from turnwise.config.file import load_config
 from turnwise_task_files import load_tasks
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 ROOT = Path(__file__).parents[1]
 

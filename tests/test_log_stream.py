@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from training_site import make_site, start
 
-from turnwise_testing.scripted_run import PLUGIN, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, environment_of, write_scripted_run
 
 CODE = """
 import os

@@ -12,8 +12,8 @@ import yaml
 from hub_runs import DUPLICATES, NAME, environment, snapshot, turnwise, write_run
 
 from turnwise_result_files import read_results
-from turnwise_testing.model_hub import ModelHub
-from turnwise_testing.tiny_chat import make_tiny_model
+from turnwise_testing.inputs.model_hub import ModelHub
+from turnwise_testing.inputs.tiny_chat import make_tiny_model
 
 SMALL = ["chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 CASES = """

@@ -10,8 +10,8 @@ import yaml
 from hub_runs import DUPLICATES, NAME, snapshot, turnwise, write_run
 
 from turnwise_result_files import read_results
-from turnwise_testing.model_hub import ModelHub
-from turnwise_testing.tiny_chat import make_tiny_model
+from turnwise_testing.inputs.model_hub import ModelHub
+from turnwise_testing.inputs.tiny_chat import make_tiny_model
 
 pytestmark = pytest.mark.slow
 TRAIN = {

@@ -15,7 +15,7 @@ from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise_result_files import TrajectoryWriter, read_results
 from turnwise_task_files import load_tasks
-from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, write_scripted_run
 
 OWN = """
 from attrs import frozen

@@ -14,7 +14,7 @@ from turnwise.config.run import RunConfig, kinds_of
 from turnwise.plugin.host import KINDS
 from turnwise.types import Status
 from turnwise_result_files import read_results
-from turnwise_testing.scripted_run import SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 
 OWN = '''
 from pathlib import Path
@@ -23,8 +23,8 @@ import aiohttp
 
 from turnwise import Observer, Reply, State, TrajectoryScore
 from turnwise_routing_bench.baseline_routers import RoundRobin as _RoundRobin
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
-from turnwise_testing.agent_probe import ProbeParser as _ProbeParser
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.probes.agent import ProbeParser as _ProbeParser
 
 USED = Path(__file__).with_name("used")
 

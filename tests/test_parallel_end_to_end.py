@@ -15,7 +15,7 @@ from turnwise.config.file import load_config
 from turnwise.layout import Objective
 from turnwise_result_files import read_results
 from turnwise_task_files import load_tasks
-from turnwise_testing.dense import token_logprobs
+from turnwise_testing.references.dense import token_logprobs
 
 CONFIG = Path(__file__).parent.parent / "examples" / "parallel_thinking.yaml"
 

@@ -9,7 +9,7 @@ import pytest
 
 from turnwise.cli import main
 from turnwise_result_files import read_results
-from turnwise_testing.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
 
 OWN = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, factor=1.0):

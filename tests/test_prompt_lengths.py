@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from turnwise.cli import main
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 MARKING = """
 import pathlib
 import turnwise
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 
 class Marking(ScriptedEngine):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from ray_runs import wait_until
 
-from turnwise_testing.scripted_run import environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import environment_of, write_scripted_run
 
 MARK = "TURNWISE_TEST_RUN"
 """Variable in the environment of every process of a run."""

@@ -24,7 +24,7 @@ from ray_runs import (
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
 from turnwise_result_files import load_unfinished, read_results, save_unfinished
-from turnwise_testing.scripted_run import SITE, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import SITE, write_scripted_run
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ import pytest
 
 from turnwise import RolloutManager, Status, load_config
 from turnwise_task_files import load_tasks
-from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, write_scripted_run
 
 CODE = '''
 from turnwise import State, ToolCall

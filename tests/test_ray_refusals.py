@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from picky_parts import PARTS, attempts, write_parts
 
-from turnwise_testing.scripted_run import environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import environment_of, write_scripted_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

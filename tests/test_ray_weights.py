@@ -21,8 +21,8 @@ from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.remote.weight_updates import WeightUpdater
 from turnwise.weights.memory import MemorySwitch
 from turnwise.weights.sources import source_of
-from turnwise_testing.bigram import NAME, BigramEngine, bigram_weights
-from turnwise_testing.transport_checks import ReceivingEngine, assert_same
+from turnwise_testing.checks.transport import ReceivingEngine, assert_same
+from turnwise_testing.engines.bigram import NAME, BigramEngine, bigram_weights
 from turnwise_weight_transports.broadcast import BroadcastTransport
 from turnwise_weight_transports.config import BroadcastConfig, BucketConfig
 from turnwise_weight_transports.ray_store import RayTransport

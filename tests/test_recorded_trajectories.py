@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 PLUGIN = Path(__file__).with_name("turnwise_recorded.py")
 END = "<|im_end|>"

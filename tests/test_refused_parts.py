@@ -13,7 +13,7 @@ import turnwise.cli
 import turnwise.config.resolve
 from turnwise.cli import main
 from turnwise.plugin.host import load
-from turnwise_testing.scripted_run import SITE, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import SITE, write_scripted_run
 
 IN_REPLICAS: Final = ("engine", "judge")
 CASES: Final = [

@@ -12,7 +12,7 @@ from turnwise.types import GenerateRequest, SamplingParams
 from turnwise_openai_engine.dialects import SglangDialect, VllmDialect
 from turnwise_sglang_engine.requests import SAMPLING_OPTIONS as SGLANG_OPTIONS
 from turnwise_sglang_engine.requests import sampling_options as sglang_options
-from turnwise_testing.scripted_run import SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 from turnwise_verl_bridge.engine import SAMPLING_OPTIONS as VERL_OPTIONS
 from turnwise_verl_bridge.engine import to_verl_sampling
 from turnwise_vllm_engine.requests import SAMPLING_OPTIONS as VLLM_OPTIONS

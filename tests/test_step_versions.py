@@ -24,7 +24,7 @@ from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.remote.weight_updates import WeightUpdater
-from turnwise_testing.bigram import NAME, BigramEngine, bigram_weights
+from turnwise_testing.engines.bigram import NAME, BigramEngine, bigram_weights
 from turnwise_weight_transports.config import BucketConfig
 from turnwise_weight_transports.shm import SharedMemoryTransport
 

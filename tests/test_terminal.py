@@ -25,8 +25,8 @@ from turnwise.record.result import EpisodeResult
 from turnwise.terminal import Console, literal
 from turnwise.types import Fault, PluginRecipe, Status, Task
 from turnwise_result_files import TrajectoryWriter
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, write_scripted_run
 
 HOSTILE: Final = "\x1b]0;x\x07\x1b[2J\x9b31m\r\x08\u202egnp\u2066\u200bend"
 """Sets the title of a window, clears the screen, overwrites the line, and turns the direction of writing."""
@@ -176,7 +176,7 @@ PROGRAMS: Final = (
     "core/src/turnwise/models/gguf_converter.py",
     "core/src/turnwise/runtime/ray/actor_lines.py",
     "core/src/turnwise/terminal.py",
-    "libs/testing/src/turnwise_testing/actor_run.py",
+    "libs/testing/src/turnwise_testing/engines/actor_run.py",
     "plugins/python_sandbox/src/turnwise_python_sandbox/box/",
     "plugins/torl_python/src/turnwise_torl_python/verifier_process.py",
 )

@@ -14,8 +14,8 @@ from turnwise import Resources, Status
 from turnwise.cli import main
 from turnwise.record.invariants import check_trajectory
 from turnwise_result_files import read_results
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat
 from turnwise_torl_python import make_torl_math, make_torl_python
 from turnwise_torl_python.config import TorlMathConfig, TorlPythonConfig
 

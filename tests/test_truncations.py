@@ -13,8 +13,8 @@ import pytest
 from turnwise.cli import main
 from turnwise.types import Status
 from turnwise_result_files import read_results
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted_run import SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 
 WRITER = '''
 """An engine that writes one text again and again."""
@@ -22,7 +22,7 @@ WRITER = '''
 from attrs import evolve, frozen
 
 import turnwise
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 END = 258
 

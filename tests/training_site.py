@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 ROOT = Path(__file__).parents[1]
 SEEDED = Path(__file__).with_name("turnwise_seeded.py")

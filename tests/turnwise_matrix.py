@@ -20,7 +20,7 @@ from turnwise import (
     TrajectoryScore,
     hookimpl,
 )
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+2"}}\n</tool_call>'
 TURNS = (

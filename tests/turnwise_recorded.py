@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from turnwise import Engine, GenerateRequest, Registry, Resources, hookimpl
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 
 @frozen(kw_only=True)

@@ -15,9 +15,9 @@ from turnwise.runtime.remote.contexts import ProvedPrefix
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.wire import pack_requests, unpack_requests
 from turnwise.types import GenerateRequest, SamplingParams
-from turnwise_testing.dense import predecessors, visibility
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
-from turnwise_testing.strategies import scripts, trajectories
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
+from turnwise_testing.inputs.strategies import scripts, trajectories
+from turnwise_testing.references.dense import predecessors, visibility
 
 
 def forked(*lengths, prompt=2, after=2):

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 
 from turnwise.protocols import ReplicaLoad
 from turnwise.routing import Decision, LeastTokens, LeastTokensConfig, Reason
-from turnwise_testing.router_checks import GONE, histories, loads, without
-from turnwise_testing.router_checks import routed_request as request
-from turnwise_testing.router_suite import RouterSuite
+from turnwise_testing.checks.router import GONE, histories, loads, without
+from turnwise_testing.checks.router import routed_request as request
+from turnwise_testing.suites.router import RouterSuite
 
 
 def least_tokens(**options):

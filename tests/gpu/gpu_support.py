@@ -17,7 +17,7 @@ from turnwise import EpisodeResult, RolloutBatch, Status, Task, Trajectory, Traj
 from turnwise.batch.rollout_batch import collate
 from turnwise.protocols import Resources
 from turnwise.weights.sources import as_numpy
-from turnwise_testing.reference_model import save_random_model
+from turnwise_testing.references.reference_model import save_random_model
 
 DEVICE = os.environ.get("TURNWISE_TEST_DEVICE", "cuda")
 FIGURES: list[str] = []

@@ -6,7 +6,7 @@ from gpu_support import attention_inputs, layout_columns, report, small
 from torch.nn.attention.flex_attention import flex_attention
 
 import turnwise_segment_attention as segments
-from turnwise_testing.dense import dense_attention
+from turnwise_testing.references.dense import dense_attention
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest error, relative to the largest value; bfloat16 has 8 bits."""

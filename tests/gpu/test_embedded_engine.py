@@ -10,8 +10,8 @@ from gpu_support import VOCABULARY, load_policy, make_engine, report, small
 from turnwise import Trajectory
 from turnwise.types import GenerateRequest, SamplingParams
 from turnwise.weights.sources import source_of
-from turnwise_testing.dense import token_logprobs
-from turnwise_testing.engine_scenarios import generate_together, run_scenario, simple_request
+from turnwise_testing.engines.scenarios import generate_together, run_scenario, simple_request
+from turnwise_testing.references.dense import token_logprobs
 
 LARGEST_GAP = {"float32": 2e-3, "bfloat16": 1.0}
 MEAN_GAP = {"float32": 1e-4, "bfloat16": 5e-2}

@@ -13,7 +13,7 @@ from turnwise.layout import Objective
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Capabilities, Status, Task, TokenScore, TrajectoryScore
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 
 
 def record(*paths, tail=(8,)):

@@ -20,7 +20,7 @@ from turnwise.errors import DataError, TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import EpisodeMetrics, Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 
 PAD = 9
 few = settings(max_examples=30, deadline=None)

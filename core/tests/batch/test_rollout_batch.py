@@ -19,7 +19,7 @@ from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task, TrajectoryScore
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 
 PAD = 9
 few = settings(max_examples=30, deadline=None)

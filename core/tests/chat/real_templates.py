@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from turnwise.chat.template import ChatTemplate
-from turnwise_testing.tokenizers import byte_tokenizer
-from turnwise_testing.vocabularies import vocabulary_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.vocabularies import vocabulary_tokenizer
 
 
 def package_folder(package: str, folder: str) -> Path:

@@ -10,8 +10,8 @@ from turnwise import ToolCall
 from turnwise.messages import UNNAMED_CALL
 from turnwise.naming import name_calls
 from turnwise.options import SpecialTokenPolicy
-from turnwise_testing import templates
-from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.inputs import templates
+from turnwise_testing.probes.agent import probe_chat
 
 CHATS = {"kimi": cache(templates.kimi_chat), "mistral": cache(templates.mistral_chat), "chatml": probe_chat}
 USER = {"role": "user", "content": "Question?"}

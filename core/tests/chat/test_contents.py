@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from turnwise.chat.contents import record_metric
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import DataError, TemplateError
-from turnwise_testing.tokenizers import CHATML, SPECIAL_TOKENS, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, SPECIAL_TOKENS, byte_tokenizer
 
 # Overlapping tokens, and one of which another is a part.
 ODD = ("<|a|>", "|>b", "<|a|>b<", "e<")

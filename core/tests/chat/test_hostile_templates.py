@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
-from turnwise_testing.tokenizers import SPECIAL_TOKENS, byte_tokenizer
-from turnwise_testing.vocabularies import VOCABULARIES, missing_package
+from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, byte_tokenizer
+from turnwise_testing.inputs.vocabularies import VOCABULARIES, missing_package
 
 TOOLS = [
     {

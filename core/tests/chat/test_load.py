@@ -10,7 +10,7 @@ import pytest
 from turnwise.chat.template import ChatTemplate, load_chat
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.protocols import ModelSpec
-from turnwise_testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 IM_END = 258

@@ -10,7 +10,7 @@ from quirks import QUIRKS, USABLE
 from real_templates import TEMPLATES, chat_with
 from template_page import PAGE, TOOLS_ROW, byte_chats, cells_of, page_lines, read_cells, row_of, tools_row
 
-from turnwise_testing.vocabularies import VOCABULARIES, missing_package
+from turnwise_testing.inputs.vocabularies import VOCABULARIES, missing_package
 
 pytestmark = pytest.mark.skipif(not TEMPLATES.is_dir(), reason="trl is not installed")
 

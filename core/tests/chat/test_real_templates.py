@@ -15,7 +15,7 @@ from real_templates import TEMPLATES, VOCABULARIES, chat_of, tokenizer_of
 
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
-from turnwise_testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 ALTERNATE = "Conversation roles must alternate"
 LEAVES_OUT_TOOL = "it leaves out the content of a tool message"

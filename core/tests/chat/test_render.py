@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 
 from turnwise.chat.probe import common_start, excerpt
 from turnwise.chat.render import HeadCache, HuggingFaceTokenizer
-from turnwise_testing.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 CONTENTS = st.lists(st.sampled_from(["x", "\n", "é", *SPECIAL_TOKENS, *TAGS])).map("".join)

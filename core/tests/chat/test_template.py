@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from turnwise.chat.probe import TURN_MARK
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, TemplateError
-from turnwise_testing.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 # Whole renderings, with which it is compared, parse the special tokens that contents spell.

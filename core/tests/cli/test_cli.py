@@ -12,7 +12,7 @@ import pytest
 
 from turnwise.cli import _run, main
 from turnwise.errors import ConfigError
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 PLUGIN = """
 import turnwise

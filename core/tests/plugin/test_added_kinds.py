@@ -13,7 +13,7 @@ from turnwise.errors import PluginError
 from turnwise.plugin.host import KINDS, load
 from turnwise.protocols import Resources
 from turnwise.types import PluginRecipe
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 OWNER = """\
     from typing import Protocol, runtime_checkable

@@ -20,9 +20,9 @@ from turnwise.plugin.host import ALLOW_VARIABLE, KINDS, Host, Kind, LoadedPlugin
 from turnwise.plugin.requirements import unmet_requirements
 from turnwise.protocols import Resources
 from turnwise.types import PluginPin, PluginRecipe
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
-HEADER = "from attrs import frozen\nimport turnwise\nfrom turnwise_testing.scripted import ScriptedEngine\n"
+HEADER = "from attrs import frozen\nimport turnwise\nfrom turnwise_testing.engines.scripted import ScriptedEngine\n"
 ENGINE = """\
     @frozen
     class Config:

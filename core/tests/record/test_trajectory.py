@@ -12,7 +12,7 @@ from turnwise.record.columns import DTYPES, Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult
-from turnwise_testing.strategies import Script, scripts, trajectories
+from turnwise_testing.inputs.strategies import Script, scripts, trajectories
 
 COLUMNS = (
     "response_ids",

@@ -12,7 +12,7 @@ from turnwise.plugin.host import Host
 from turnwise.runtime.build import RunBuilder
 from turnwise.types import Task
 from turnwise.weights.sources import source_of
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 
 def config_with(**changes):

@@ -12,11 +12,11 @@ from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
 from turnwise.runtime.judge import JudgeClient
 from turnwise_task_files import load_tasks
-from turnwise_testing.agent_probe import probe_chat
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
-from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import probe_chat
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, write_scripted_run
 
 END = 258
 QUESTION = [{"role": "user", "content": "Is 4 right?"}]

@@ -14,14 +14,14 @@ from turnwise.runtime.build import RunBuilder
 from turnwise.runtime.launch import launch
 from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
 from turnwise.types import PluginRecipe
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.whole_runs.installation import install_plugin
 
 PLUGIN = """
 from types import SimpleNamespace
 
 import turnwise
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 
 class Once:

@@ -12,14 +12,14 @@ from turnwise.plugin.host import load
 from turnwise.runtime.build import RunBuilder
 from turnwise.runtime.ray.blueprint import ConfigBlueprint
 from turnwise.types import PluginRecipe
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.whole_runs.installation import install_plugin
 
 PARTS = """
 from types import SimpleNamespace
 
 import turnwise
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 
 class StartedEngine(ScriptedEngine):

@@ -19,7 +19,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
 from turnwise_result_files import load_unfinished, save_unfinished
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 
 class TwoTurns:

@@ -22,7 +22,7 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.wait_reports import WaitReports
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
-from turnwise_testing.virtual_loop import VirtualLoop
+from turnwise_testing.simulation.virtual_loop import VirtualLoop
 
 PATIENT = Limits(tool_call_s=1e6, turn_s=1e6, episode_s=1e6, reward_s=1e6)
 

@@ -17,7 +17,7 @@ from turnwise.events.dispatch import Observers
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.worker import Worker, WorkerComponents
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 
 class OneTurn:

@@ -14,7 +14,7 @@ from turnwise.events.observer import Observer
 from turnwise.protocols.weights import UpdateReport
 from turnwise.weights.memory import MemorySwitch, SwitchError
 from turnwise.weights.memory_states import TRANSITIONS, Stage, SwitchState
-from turnwise_testing.memory_peak import HOLDS, Part, peak_bytes
+from turnwise_testing.references.memory_peak import HOLDS, Part, peak_bytes
 
 SIZES = {
     Part.ENGINE_WEIGHTS: 16,

@@ -12,7 +12,7 @@ from turnwise_engine_support.diagnosis import (
     release,
     shared_memory_finding,
 )
-from turnwise_testing.installation import write_distribution
+from turnwise_testing.whole_runs.installation import write_distribution
 
 
 @pytest.fixture

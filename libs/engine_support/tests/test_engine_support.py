@@ -25,7 +25,7 @@ from turnwise_engine_support.model_directory import (
 from turnwise_engine_support.requests import check_context, check_not_in_flight, is_greedy, num_new_tokens
 from turnwise_engine_support.results import RequestCounters, clip_logprobs, version_spans, weight_versions
 from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype
-from turnwise_testing.engine_scenarios import simple_request
+from turnwise_testing.engines.scenarios import simple_request
 
 SHAPES = {
     "model.embed_tokens.weight": (8, 4),

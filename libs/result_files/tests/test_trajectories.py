@@ -33,7 +33,7 @@ from turnwise.types import (
 from turnwise_result_files import row_file
 from turnwise_result_files.row_schema import ADDED, SCHEMA, VERSION
 from turnwise_result_files.trajectories import TrajectoryWriter, read_results, read_training_step
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 
 few = settings(max_examples=25, deadline=None)
 texts = st.text(max_size=8)

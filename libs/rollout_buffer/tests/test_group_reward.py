@@ -26,7 +26,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
 from turnwise_rollout_buffer import GroupProducer, GroupReward, GroupRewardConfig, TaskStream, TrajectoryBuffer
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 GROUP_SIZE = 4
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 import turnwise_segment_attention as segments
 from turnwise.record.trajectory import Trajectory
 from turnwise_segment_attention import kernels
-from turnwise_testing.dense import dense_attention, predecessors, token_logprobs, visibility
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
+from turnwise_testing.references.dense import dense_attention, predecessors, token_logprobs, visibility
 
 
 def columns(trajectory):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 
 class Outcomes(dict):

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from turnwise_testing.engine_load_checks import LoadFigures
+from turnwise_testing.checks.engine.load import LoadFigures
 
 FIGURES = LoadFigures(
     num_updates=9,

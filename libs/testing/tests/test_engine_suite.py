@@ -9,12 +9,12 @@ from attrs import evolve
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Engine
 from turnwise.types import Capabilities, FinishReason
-from turnwise_testing.bigram import NAME, BigramEngine, BigramReference, bigram_weights, log_softmax
-from turnwise_testing.delays import DELAYS
-from turnwise_testing.engine_checks import ENGINE_CHECKS, EngineChecker
-from turnwise_testing.engine_probe import EngineProbe, make_request
-from turnwise_testing.engine_suite import DELAYED_CHECKS, EngineSuite
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, RandomPolicy, ScriptedEngine
+from turnwise_testing.checks.engine.delays import DELAYS
+from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker
+from turnwise_testing.engines.bigram import NAME, BigramEngine, BigramReference, bigram_weights, log_softmax
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, RandomPolicy, ScriptedEngine
+from turnwise_testing.probes.engine import EngineProbe, make_request
+from turnwise_testing.suites.engine import DELAYED_CHECKS, EngineSuite
 
 VOCAB_SIZE = 64
 CAPABILITIES = evolve(SCRIPTED_CAPABILITIES, max_context=256, layouts=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from turnwise_testing.checks import run_check
-from turnwise_testing.objective_checks import ADVANTAGE_CHECKS, LOSS_CHECKS, AdvantageProbe, LossProbe
+from turnwise_testing.checks.check import run_check
+from turnwise_testing.checks.objective import ADVANTAGE_CHECKS, LOSS_CHECKS, AdvantageProbe, LossProbe
 
 
 class Reinforce:

@@ -10,14 +10,14 @@ from attrs import evolve, frozen
 
 from turnwise import Observer, Reply, ToolResult
 from turnwise.errors import ConfigError, ToolError
-from turnwise_testing.checks import run_check
-from turnwise_testing.command_checks import COMMAND_CHECKS, CommandExample, CommandProbe
-from turnwise_testing.interaction_checks import INTERACTION_CHECKS, InteractionProbe
-from turnwise_testing.observer_checks import OBSERVER_CHECKS, ObserverProbe, make_events
-from turnwise_testing.postprocessor_checks import POSTPROCESSOR_CHECKS, PostprocessorProbe
-from turnwise_testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe
-from turnwise_testing.router_checks import ROUTER_CHECKS, RouterProbe
-from turnwise_testing.tool_checks import TOOL_CHECKS, ToolExample, ToolProbe
+from turnwise_testing.checks.check import run_check
+from turnwise_testing.checks.command import COMMAND_CHECKS, CommandExample, CommandProbe
+from turnwise_testing.checks.interaction import INTERACTION_CHECKS, InteractionProbe
+from turnwise_testing.checks.observer import OBSERVER_CHECKS, ObserverProbe, make_events
+from turnwise_testing.checks.postprocessor import POSTPROCESSOR_CHECKS, PostprocessorProbe
+from turnwise_testing.checks.reward import REWARD_CHECKS, RewardExample, RewardProbe
+from turnwise_testing.checks.router import ROUTER_CHECKS, RouterProbe
+from turnwise_testing.checks.tool import TOOL_CHECKS, ToolExample, ToolProbe
 
 SCHEMA = {
     "type": "function",

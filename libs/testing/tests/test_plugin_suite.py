@@ -2,9 +2,9 @@
 
 import pytest
 
-from turnwise_testing.engine_checks import ENGINE_CHECKS
-from turnwise_testing.engine_suite import EngineSuite
-from turnwise_testing.suite import PluginSuite, overridden_tests
+from turnwise_testing.checks.engine.run import ENGINE_CHECKS
+from turnwise_testing.suites.engine import EngineSuite
+from turnwise_testing.suites.plugin import PluginSuite, overridden_tests
 
 
 class Overriding(EngineSuite):
@@ -55,7 +55,7 @@ class FakeConfig:
     vocab_size: int = 64
 
 def make_fake(config, resources):
-    from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+    from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
     return ScriptedEngine(policy=RandomPolicy(vocab_size=config.vocab_size), token_latency_s=0.001)
 
 @turnwise.hookimpl
@@ -65,8 +65,8 @@ def register_engines(registry):
 
 CONFORMANCE = """
 import pytest
-from turnwise_testing.engine_probe import EngineProbe
-from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.probes.engine import EngineProbe
+from turnwise_testing.suites.engine import EngineSuite
 
 class TestFake(EngineSuite):
     entry_point = "turnwise_fake_engine"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, SamplingParams
-from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import Failure, RandomPolicy, ScriptedEngine
 
 TURN = [5, 6, 7, 8, 9]
 

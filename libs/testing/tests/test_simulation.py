@@ -92,7 +92,7 @@ def test_a_seed_that_hangs_is_reported_and_the_others_run(monkeypatch):
 ORDER = """
 import asyncio, json
 from turnwise_testing.simulation.scheduler import Scheduler
-from turnwise_testing.virtual_loop import VirtualLoop
+from turnwise_testing.simulation.virtual_loop import VirtualLoop
 order = []
 
 async def work(name, seconds):

@@ -11,13 +11,13 @@ from attrs import define, evolve, field
 
 from turnwise import Reply, Resources, State, ToolCall, TrajectoryScore, TurnScore
 from turnwise.errors import EngineError, EpisodeEnd
-from turnwise_testing.agent_checks import AGENT_CHECKS, run_agent_checks
-from turnwise_testing.agent_probe import AgentProbe, ProbeParser, ReplayAgent, make_task, probe_chat, probe_resources
-from turnwise_testing.agent_suite import AgentSuite
-from turnwise_testing.parser_checks import PARSER_CHECKS, ParserProbe, run_parser_checks
-from turnwise_testing.parser_suite import ToolParserSuite
-from turnwise_testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe, run_reward_checks
-from turnwise_testing.reward_suite import RewardSuite
+from turnwise_testing.checks.agent import AGENT_CHECKS, run_agent_checks
+from turnwise_testing.checks.parser import PARSER_CHECKS, ParserProbe, run_parser_checks
+from turnwise_testing.checks.reward import REWARD_CHECKS, RewardExample, RewardProbe, run_reward_checks
+from turnwise_testing.probes.agent import AgentProbe, ProbeParser, ReplayAgent, make_task, probe_chat, probe_resources
+from turnwise_testing.suites.agent import AgentSuite
+from turnwise_testing.suites.parser import ToolParserSuite
+from turnwise_testing.suites.reward import RewardSuite
 
 CHAT = probe_chat()
 

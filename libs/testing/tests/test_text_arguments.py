@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise_testing.parser_checks import PARSER_CHECKS
+from turnwise_testing.checks.parser import PARSER_CHECKS
 
 PLUGIN = """
 import re

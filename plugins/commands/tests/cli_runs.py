@@ -17,7 +17,7 @@ import asyncio
 
 import attrs
 import turnwise
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 
 class Odd:

@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_runs import ODD_PARTS
 
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, write_scripted_run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task
 from turnwise_result_files import TrajectoryWriter, read_results
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 FILES = ("trajectories.parquet", "batch.safetensors", "metrics.json", "config.resolved.yaml")
 

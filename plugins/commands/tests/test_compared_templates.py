@@ -6,8 +6,8 @@ import pytest
 
 from turnwise.cli import main
 from turnwise_result_files import read_results
-from turnwise_testing.scripted_run import SITE, write_scripted_run
-from turnwise_testing.tokenizers import CHATML
+from turnwise_testing.inputs.tokenizers import CHATML
+from turnwise_testing.whole_runs.scripted_run import SITE, write_scripted_run
 
 USER = """
 import turnwise

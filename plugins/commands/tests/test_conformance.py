@@ -1,6 +1,6 @@
 """The commands are registered as those of every other plugin."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestRollout(PluginSuite):

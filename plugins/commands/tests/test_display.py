@@ -17,7 +17,7 @@ from turnwise.terminal import literal
 from turnwise.types import EpisodeMetrics, Fault, Status, Task, TrajectoryScore
 from turnwise_commands.display import MARKERS, results_table, summary_table, trajectory_view
 from turnwise_result_files import summarize
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 
 WORDS = ["<user>", "think", "4", "obs", "forced", "left path", "right path", "done"]
 few = settings(max_examples=30, deadline=None)

@@ -11,8 +11,8 @@ import yaml
 from turnwise import PoolPlacement, RunPlacement
 from turnwise.cli import main
 from turnwise_commands.plan_command import count_gpu_nodes, find_largest_bundle
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted_run import environment_of
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_testing.whole_runs.scripted_run import environment_of
 
 ROOT = Path(__file__).parents[3]
 

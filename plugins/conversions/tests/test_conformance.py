@@ -1,6 +1,6 @@
 """The command `convert` passes the conformance suite of plugins."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestConversions(PluginSuite):

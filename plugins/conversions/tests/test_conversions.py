@@ -17,7 +17,7 @@ from turnwise.types import TrajectoryScore
 from turnwise_calculator_demo import model_dir
 from turnwise_conversions import encode_demonstration, to_atif, to_chat, to_dataset
 from turnwise_result_files import TrajectoryWriter
-from turnwise_testing.agent_probe import AgentProbe, ProbeParser, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, ProbeParser, make_task, probe_resources
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import DataError
 from turnwise_conversions import encode_demonstration
-from turnwise_testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 THINKING = """\
 {%- set ns = namespace(query=-1) %}

@@ -1,6 +1,6 @@
 """The command and the diagnostics are registered as those of every other plugin."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestDoctor(PluginSuite):

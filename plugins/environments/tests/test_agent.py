@@ -12,7 +12,7 @@ from turnwise.errors import ConfigError, DataError, InfrastructureError, ToolErr
 from turnwise.protocols import Resources
 from turnwise.types import Status
 from turnwise_environments import EnvironmentConfig, Observation, Turn, make_agent
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 
 HUNG = threading.Event()
 """Releases the calls that hang, so that no thread outlives its test."""
@@ -227,7 +227,7 @@ class Dice:
 
 def test_an_environment_that_does_not_repeat_is_found_out():
     """When the actions earn other rewards after a resume, the episode fails with a line that says so."""
-    from turnwise_testing.agent_checks import _Forgetful
+    from turnwise_testing.checks.agent import _Forgetful
 
     config = EnvironmentConfig(environment=f"{__name__}:Dice")
     resources = Resources(chat=probe_chat())
@@ -346,7 +346,7 @@ def test_a_budget_that_ends_finishes_the_environment(tokens, rewards):
 
 def test_a_repeatable_environment_of_whole_turns_resumes():
     """Its turns are in the notes of the episode, calls included, and are played again."""
-    from turnwise_testing.agent_checks import _Forgetful
+    from turnwise_testing.checks.agent import _Forgetful
 
     config = EnvironmentConfig(environment=f"{__name__}:Whole", max_turns=3)
     resources = evolve(probe_resources(), tools={})

@@ -8,8 +8,8 @@ from turnwise_environments.guess_number import GuessNumber
 from turnwise_environments.gymnasium_bridge import GymnasiumEnvironment
 from turnwise_environments.protocol import Environment, Observation
 from turnwise_plain_functions import tool
-from turnwise_testing.agent_suite import AgentSuite
-from turnwise_testing.environment_suite import EnvironmentSuite
+from turnwise_testing.suites.agent import AgentSuite
+from turnwise_testing.suites.environment import EnvironmentSuite
 
 
 def add(a: int, b: int) -> int:

@@ -20,8 +20,8 @@ from turnwise.errors import ConfigError, InfrastructureError, ToolError
 from turnwise.types import Status
 from turnwise_environments import EnvironmentConfig, make_agent
 from turnwise_environments.openenv_bridge import OpenEnvEnvironment
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat
-from turnwise_testing.environment_suite import EnvironmentSuite
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat
+from turnwise_testing.suites.environment import EnvironmentSuite
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,8 +6,8 @@ pytest.importorskip("textarena", reason="textarena is not installed here: see th
 
 from turnwise.errors import ConfigError
 from turnwise_environments.textarena_bridge import TextArenaEnvironment
-from turnwise_testing.agent_probe import make_task
-from turnwise_testing.environment_suite import EnvironmentSuite
+from turnwise_testing.probes.agent import make_task
+from turnwise_testing.suites.environment import EnvironmentSuite
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -19,8 +19,8 @@ from turnwise_environments import EnvironmentConfig, Turn, make_agent
 from turnwise_environments.verifiers_bridge import VerifiersEnvironment
 from turnwise_environments.verifiers_service import VerifiersService
 from turnwise_reported_reward import ReportedReward
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat, probe_resources
-from turnwise_testing.environment_suite import EnvironmentSuite
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
+from turnwise_testing.suites.environment import EnvironmentSuite
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SITE = Path(__file__).parent / "verifiers_site"

@@ -1,6 +1,6 @@
 """The trackers pass the plugin conformance suite."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestWandb(PluginSuite):

@@ -12,8 +12,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from turnwise import hookimpl
-from turnwise_testing.agent_probe import probe_chat
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.probes.agent import probe_chat
 
 BUGGY = "    return ordered[middle]"
 FIXED = "    return (ordered[middle] + ordered[~middle]) / 2"

@@ -19,7 +19,7 @@ from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
 from turnwise_gateway.dialects.request_body import _Scan
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
-from turnwise_testing.agent_probe import probe_resources
+from turnwise_testing.probes.agent import probe_resources
 
 CLIENTS = Path(__file__).parent / "clients"
 CODING_CLIS = {

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from turnwise_testing.agent_probe import probe_resources
+from turnwise_testing.probes.agent import probe_resources
 
 TOOLS = [dict(schema) for schema in probe_resources().tool_schemas]
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from turnwise_testing.installation import install_plugin
+from turnwise_testing.whole_runs.installation import install_plugin
 
 PARTS = """
 import turnwise
 
 
 def make(_config, _resources):
-    from turnwise_testing.scripted import ScriptedEngine
+    from turnwise_testing.engines.scripted import ScriptedEngine
 
     def sample(request):
         size = len(request.token_ids)

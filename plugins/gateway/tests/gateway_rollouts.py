@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.whole_runs.installation import install_plugin
 
 ENGINE = """
 import turnwise
-from turnwise_testing.agent_probe import probe_chat
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.probes.agent import probe_chat
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 
 def make(config, resources):

@@ -14,7 +14,7 @@ from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.session import Session, SessionParts
 from turnwise_gateway.tree.messages import split_think
-from turnwise_testing.agent_probe import AgentProbe, ProbeParser, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, ProbeParser, make_task, probe_resources
 
 ADD = {
     "type": "function",

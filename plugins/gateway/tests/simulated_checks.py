@@ -8,7 +8,7 @@ from simulated_clients import MARK, Attempt, mark_of
 
 from turnwise import EpisodeResult, Status
 from turnwise.types import TrajectoryScore, TurnScore
-from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.probes.agent import probe_chat
 from turnwise_testing.simulation.tracing import check_episode, digest_of
 
 

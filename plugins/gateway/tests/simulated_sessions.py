@@ -34,8 +34,8 @@ from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.pull_site import SharedAccess
 from turnwise_gateway.session.options import TrainedKinds
 from turnwise_reported_reward.reward import ReportedReward
-from turnwise_testing.agent_probe import make_task, probe_chat, probe_resources
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.probes.agent import make_task, probe_chat, probe_resources
 from turnwise_testing.simulation.run_parts import Pace
 from turnwise_testing.simulation.tracing import TracingEngine
 

@@ -18,7 +18,7 @@ from turnwise_gateway.agent import show_task
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.program import INHERITED
 from turnwise_result_files import read_results
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -21,7 +21,7 @@ from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.peer_socket import can_find_inodes
 from turnwise_gateway.server.gateway_server import FOREIGN_CALLER
 from turnwise_result_files import read_results
-from turnwise_testing.agent_probe import AgentProbe, Run, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, Run, make_task, probe_resources
 
 PROGRAMS = Path(__file__).parent / "programs"
 OWN = ("own", "child", "grandchild", "child without environment", "orphan", "daemon")

@@ -13,7 +13,7 @@ from session_scenarios import Sessions
 from turnwise import Status, ToolResult
 from turnwise_gateway.calls import CallOfTool
 from turnwise_gateway.server import GatewayServer, SessionDirectory
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 CLIENTS = Path(__file__).parent / "clients"
 RUNS = [

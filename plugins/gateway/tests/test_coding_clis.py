@@ -17,10 +17,10 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_result_files import read_results
-from turnwise_testing.agent_probe import ProbeParser, probe_resources
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.scripted import ScriptedEngine
-from turnwise_testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.probes.agent import ProbeParser, probe_resources
+from turnwise_testing.whole_runs.installation import install_plugin
 
 ROOT = Path(__file__).parents[3]
 STRICT = """\

@@ -41,7 +41,7 @@ from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.routes import build_serving_app
 from turnwise_gateway.serving.served_agent import SERVED_NAME, ServedAgent, ServedConfig
 from turnwise_gateway.session.session import Session
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 NUM_BODIES = 20
 """Bodies of one example."""

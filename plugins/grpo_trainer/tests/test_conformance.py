@@ -1,7 +1,7 @@
 """The commands, losses and advantages of the trainer pass the conformance suites."""
 
-from turnwise_testing.objective_suites import AdvantageSuite, LossSuite
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.objective import AdvantageSuite, LossSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestTrain(PluginSuite):

@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise_mcp_tools.config import McpConfig, ServerConfig
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestMcpTools(PluginSuite):

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from turnwise_result_files import read_results
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.whole_runs.installation import install_plugin
 
 SERVERS = Path(os.environ.get("TURNWISE_MCP_SERVERS", Path(__file__).parents[3] / ".venv-mcp-servers"))
 FILESYSTEM = SERVERS / "node_modules/@modelcontextprotocol/server-filesystem/dist/index.js"
 PLUGIN = '''
 from transformers import AutoTokenizer
 from turnwise import hookimpl
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 TURN = """<tool_call>{"name": "convert_time", "arguments": {"source_timezone": "UTC", "time": "12:00",
 "target_timezone": "Asia/Tokyo"}}</tool_call><tool_call>{"name": "git_status", "arguments": {"repo_path": "."}}

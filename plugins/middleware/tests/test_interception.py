@@ -9,8 +9,8 @@ from attrs import evolve
 from turnwise import Status, ToolCall, ToolResult, TrajectoryScore
 from turnwise_middleware import Middleware
 from turnwise_middleware.wrappers import InterceptedServingAgent, MiddlewareError
-from turnwise_testing.middleware_checks import MiddlewareProbe, wrapped
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.checks.middleware import MiddlewareProbe, wrapped
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 
 def results_of(middleware, count=8):
@@ -150,8 +150,8 @@ class Hanging(Middleware):
 
 def test_the_deadline_of_a_call_covers_its_middleware():
     """The model reads that the tool did not answer, and the episode continues."""
-    from turnwise_testing import agent_probe
-    from turnwise_testing.middleware_checks import _agent
+    from turnwise_testing.checks.middleware import _agent
+    from turnwise_testing.probes import agent as agent_probe
 
     outer, plain = Hanging(), agent_probe.probe_resources()
     tools = {name: wrapped(outer, "tools", tool) for name, tool in plain.tools.items()}

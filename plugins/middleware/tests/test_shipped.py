@@ -15,7 +15,7 @@ from turnwise_middleware import RedactSecretsConfig, ShapeRewardConfig, ToolRate
 from turnwise_middleware.redact_secrets import RedactSecrets
 from turnwise_middleware.shape_reward import ShapeReward
 from turnwise_middleware.tool_rate import ToolRate
-from turnwise_testing.middleware_checks import MiddlewareProbe
+from turnwise_testing.checks.middleware import MiddlewareProbe
 
 TASK = Task(messages=({"role": "user", "content": "?"},), uid="a")
 SECRETS = (

@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise_observability.trace_file import TraceFileConfig
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestPrometheus(PluginSuite):

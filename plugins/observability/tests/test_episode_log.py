@@ -12,7 +12,7 @@ from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.types import EpisodeMetrics, Status, Task
 from turnwise_observability.episode_log import EpisodeLog
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 
 def test_a_line_has_replicas_and_recorded_metrics():

@@ -13,7 +13,7 @@ from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task
 from turnwise_observability.mask_image import MAX_TOKENS, mask_pixels, save_mask
 from turnwise_result_files import TrajectoryWriter
-from turnwise_testing.dense import visibility
+from turnwise_testing.references.dense import visibility
 
 
 @pytest.fixture

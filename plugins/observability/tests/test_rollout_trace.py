@@ -13,7 +13,7 @@ import yaml
 from turnwise import Status
 from turnwise.cli import main
 from turnwise_result_files import read_results
-from turnwise_testing.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
 
 
 @pytest.fixture

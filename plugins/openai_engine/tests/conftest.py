@@ -12,7 +12,7 @@ from aiohttp import web
 from turnwise.protocols import Resources
 from turnwise_openai_engine.config import OpenAIConfig
 from turnwise_openai_engine.engine import OpenAIEngine
-from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request
+from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request
 
 
 class FakeServer:

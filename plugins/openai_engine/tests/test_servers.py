@@ -15,7 +15,7 @@ from turnwise.types import FinishReason
 from turnwise_openai_engine.config import OpenAIConfig
 from turnwise_openai_engine.engine import OpenAIEngine
 from turnwise_openai_engine.servers import Servers
-from turnwise_testing.engine_scenarios import abort_when_heard, failure_of
+from turnwise_testing.engines.scenarios import abort_when_heard, failure_of
 
 
 async def error_text(awaitable, kind=EngineError):

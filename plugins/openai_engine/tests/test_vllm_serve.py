@@ -16,7 +16,7 @@ from turnwise.protocols import Resources
 from turnwise.types import FinishReason
 from turnwise_openai_engine.config import OpenAIConfig
 from turnwise_openai_engine.engine import OpenAIEngine
-from turnwise_testing.engine_scenarios import forward_logprobs, generate_together, run_scenario, simple_request
+from turnwise_testing.engines.scenarios import forward_logprobs, generate_together, run_scenario, simple_request
 
 pytestmark = [
     pytest.mark.vllm,

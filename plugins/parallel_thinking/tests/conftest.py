@@ -10,9 +10,9 @@ from turnwise import Resources
 from turnwise.chat.template import ChatTemplate
 from turnwise_parallel_thinking import make_parallel_thinking
 from turnwise_parallel_thinking.config import ParallelThinkingConfig, Tags
-from turnwise_testing.agent_probe import AgentProbe, make_task
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import AgentProbe, make_task
 
 TAGS = ("<Parallel>", "</Parallel>", "<Path>", "</Path>", "<Summary>", "</Summary>")
 EXACT = evolve(SCRIPTED_CAPABILITIES, layouts=True)

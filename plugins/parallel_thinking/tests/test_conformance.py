@@ -7,11 +7,11 @@ from attrs import frozen
 
 from turnwise import Resources
 from turnwise_parallel_thinking.config import ParallelR1Config, ParallelThinkingConfig
-from turnwise_testing.agent_probe import AgentProbe
-from turnwise_testing.agent_suite import AgentSuite
-from turnwise_testing.reward_checks import RewardExample
-from turnwise_testing.reward_suite import RewardSuite
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.checks.reward import RewardExample
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.probes.agent import AgentProbe
+from turnwise_testing.suites.agent import AgentSuite
+from turnwise_testing.suites.reward import RewardSuite
 
 MAIN = ("Final Answer: 42", "Let us see.<Parallel>", "<Parallel>", "Grüße, 世界", "No <Path> here</Path><Summary>")
 PATHS = ("One way</Path>", "</Path>", "Another, much longer way: 世界</Path>", "A <Parallel> in a path</Path>")

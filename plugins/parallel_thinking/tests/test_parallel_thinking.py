@@ -9,9 +9,9 @@ from turnwise.errors import ConfigError
 from turnwise.layout import Layout, Objective
 from turnwise_parallel_thinking import make_parallel_thinking
 from turnwise_parallel_thinking.config import ParallelThinkingConfig, Tags
-from turnwise_testing.agent_probe import make_task
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import make_task
 
 JOIN = "[</Parallel>\n<Summary>]"
 

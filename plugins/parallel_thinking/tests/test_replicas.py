@@ -9,7 +9,7 @@ from attrs import evolve
 from turnwise.routing import LeastTokens
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
 
 
 class Client:

@@ -13,7 +13,7 @@ from turnwise_parallel_thinking import make_parallel_r1
 from turnwise_parallel_thinking.answers import extract_last_answer, is_correct
 from turnwise_parallel_thinking.config import ParallelR1Config
 from turnwise_parallel_thinking.diversity import self_bleu
-from turnwise_testing.agent_probe import make_task
+from turnwise_testing.probes.agent import make_task
 
 BLOCK = "<Parallel><Path>{}</Path><Path>{}</Path></Parallel>\n<Summary>s</Summary>"
 RIGHT, WRONG = "\nFinal Answer: 4", "\nFinal Answer: 5"

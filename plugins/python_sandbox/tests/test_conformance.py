@@ -1,6 +1,6 @@
 """The conformance suites of the tool `python` and the command `sandbox`."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestPythonTool(PluginSuite):

@@ -1,6 +1,6 @@
 """The reward's plugin passes the conformance suite; `core/tests/episode/test_records.py` plays episodes that report."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestReported(PluginSuite):

@@ -13,8 +13,8 @@ from turnwise_routing_bench.baseline_routers import (
     LeastRequests,
     RoundRobin,
 )
-from turnwise_testing.router_checks import GONE, histories, loads, without
-from turnwise_testing.router_checks import routed_request as request
+from turnwise_testing.checks.router import GONE, histories, loads, without
+from turnwise_testing.checks.router import routed_request as request
 
 every_router = pytest.mark.parametrize("make", [RoundRobin, LeastRequests, ConsistentHash])
 

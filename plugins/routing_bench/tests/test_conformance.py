@@ -1,7 +1,7 @@
 """The command and the routers are registered as those of every other plugin."""
 
-from turnwise_testing.router_suite import RouterSuite
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
+from turnwise_testing.suites.router import RouterSuite
 
 
 class TestBench(PluginSuite):

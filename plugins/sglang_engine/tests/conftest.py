@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from turnwise.protocols import Resources
 from turnwise_sglang_engine import SglangConfig, SglangEngine
-from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request, skip_without_package
+from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request, skip_without_package
 
 FAKE = Path(__file__).with_name("fake_sglang")
 

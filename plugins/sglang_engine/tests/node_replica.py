@@ -3,7 +3,7 @@
 from turnwise.errors import EngineError
 from turnwise.protocols import Resources
 from turnwise_sglang_engine import SglangConfig, SglangEngine
-from turnwise_testing.engine_scenarios import simple_request
+from turnwise_testing.engines.scenarios import simple_request
 
 
 class Replica:

@@ -10,7 +10,7 @@ from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import SamplingParams
 from turnwise_sglang_engine import SglangConfig, SglangEngine, arguments
-from turnwise_testing.engine_scenarios import VOCAB_SIZE
+from turnwise_testing.engines.scenarios import VOCAB_SIZE
 
 
 def arguments_for(model, **options):

@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError, EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise_sglang_engine import SglangConfig, SglangEngine
-from turnwise_testing.engine_scenarios import failure_of
+from turnwise_testing.engines.scenarios import failure_of
 
 
 def group_of(engine):

@@ -11,8 +11,8 @@ from turnwise.errors import ReplicaDiedError
 from turnwise.protocols import Resources
 from turnwise.types import FinishReason
 from turnwise_sglang_engine import SglangConfig, SglangEngine
-from turnwise_testing.engine_scenarios import failure_of, generate_together
-from turnwise_testing.served_model_suite import ServedModelSuite, numbered_request
+from turnwise_testing.engines.scenarios import failure_of, generate_together
+from turnwise_testing.suites.served_model import ServedModelSuite, numbered_request
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 

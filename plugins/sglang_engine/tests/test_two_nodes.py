@@ -60,7 +60,7 @@ def test_two_nodes_with_a_device_each(two_nodes):
     from turnwise import RolloutManager, load_resolved
     from turnwise_calculator_demo import model_dir
     from turnwise_task_files import load_tasks
-    from turnwise_testing.reference_model import TransformersReference
+    from turnwise_testing.references.reference_model import TransformersReference
 
     run, host = load_resolved(
         str(ROOT / "examples" / "calculator_sglang.yaml"),

@@ -12,7 +12,7 @@ from turnwise.types import FinishReason
 from turnwise_engine_support.model_directory import checkpoint_shapes
 from turnwise_engine_support.weight_checks import ExpectedWeights
 from turnwise_sglang_engine.staging import stage
-from turnwise_testing.engine_scenarios import failure_of
+from turnwise_testing.engines.scenarios import failure_of
 
 GOOD = {"a.weight": np.full((2, 3), 2.0, np.float32), "b.weight": np.ones(4, np.float32)}
 TORN, DEADLY = np.full(4, -13.0, np.float32), np.full(4, -14.0, np.float32)

@@ -8,7 +8,7 @@ from turnwise import Resources, Status
 from turnwise.errors import ConfigError
 from turnwise_single_turn import make_single_turn
 from turnwise_single_turn.config import SingleTurnConfig
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 
 def run(task=None, **options):

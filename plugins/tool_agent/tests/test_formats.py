@@ -11,10 +11,10 @@ from attrs import evolve
 from turnwise import Registry, Resources
 from turnwise.chat.template import ChatTemplate
 from turnwise_plain_functions import tool
-from turnwise_testing import templates
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
-from turnwise_testing.scripted import ScriptedEngine
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.inputs import templates
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_parsers import register_tool_parsers

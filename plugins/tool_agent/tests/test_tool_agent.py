@@ -16,9 +16,9 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.record.columns import Origin
 from turnwise_plain_functions import tool
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
-from turnwise_testing.scripted import ScriptedEngine
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_agent.truncation import MARK, truncate

@@ -16,7 +16,7 @@ import yaml
 
 from turnwise import Registry, Resources
 from turnwise.chat.template import ChatTemplate
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_tool_parsers import register_tool_parsers
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one

@@ -3,7 +3,7 @@
 import json
 from importlib.util import find_spec
 
-from turnwise_testing.tokenizers import TAGS, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import TAGS, byte_tokenizer
 
 VLLM_NAMES = {"phi4": "phi4_mini_json", "phi4_functools": "phi4_mini_json"}
 SGLANG_NAMES = {

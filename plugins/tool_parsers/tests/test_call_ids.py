@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise_testing.templates import kimi_chat, mistral_chat
+from turnwise_testing.inputs.templates import kimi_chat, mistral_chat
 from turnwise_tool_parsers.detection import detect_format
 
 MISTRAL_IDS = st.from_regex(r"[A-Za-z0-9]{9}", fullmatch=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from turnwise_testing.parser_checks import ARGUMENTS
-from turnwise_testing.parser_suite import ToolParserSuite
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.checks.parser import ARGUMENTS
+from turnwise_testing.suites.parser import ToolParserSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class Formats(ToolParserSuite):

@@ -9,7 +9,7 @@ import structlog
 from turnwise import Resources
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_tool_parsers.detection import detect_format
 
 FRAME = """\

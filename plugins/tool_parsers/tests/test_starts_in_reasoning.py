@@ -9,7 +9,7 @@ from test_detection import CHATML_SPECIALS, REAL, THINKING, chat_of
 
 from turnwise import Resources
 from turnwise.chat.template import ChatTemplate
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 CALL = ("add", {"a": 1})
 PREFIXES = ["<think>", "<think>\n", "\n<think>\n\n", "<think>\nOkay,", "<think></think><think>"]

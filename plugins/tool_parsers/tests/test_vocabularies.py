@@ -7,8 +7,8 @@ import pytest
 from attrs import evolve
 
 from turnwise.chat.template import ChatTemplate
-from turnwise_testing.tokenizers import CHATML, SPECIAL_TOKENS
-from turnwise_testing.vocabularies import VOCABULARIES, missing_package, vocabulary_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, SPECIAL_TOKENS
+from turnwise_testing.inputs.vocabularies import VOCABULARIES, missing_package, vocabulary_tokenizer
 
 CALLS = [
     ("add", {"a": 1, "b": -2.5, "c": None, "d": True}),

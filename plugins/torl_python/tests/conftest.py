@@ -8,8 +8,8 @@ from attrs import define, field
 from turnwise import Resources, ToolResult
 from turnwise.errors import InfrastructureError
 from turnwise_plain_functions import tool
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.config import TorlPythonConfig
 

@@ -5,10 +5,10 @@ from attrs import frozen
 
 from turnwise import Resources
 from turnwise_plain_functions import tool
-from turnwise_testing.agent_probe import AgentProbe, probe_chat
-from turnwise_testing.agent_suite import AgentSuite
-from turnwise_testing.reward_checks import RewardExample
-from turnwise_testing.reward_suite import RewardSuite
+from turnwise_testing.checks.reward import RewardExample
+from turnwise_testing.probes.agent import AgentProbe, probe_chat
+from turnwise_testing.suites.agent import AgentSuite
+from turnwise_testing.suites.reward import RewardSuite
 from turnwise_torl_python.config import TorlPythonConfig
 
 TURNS = (

@@ -6,7 +6,7 @@ import pytest
 
 from turnwise import Resources, State, Status
 from turnwise.errors import ConfigError
-from turnwise_testing.agent_probe import make_task, probe_chat
+from turnwise_testing.probes.agent import make_task, probe_chat
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.config import TorlPythonConfig
 

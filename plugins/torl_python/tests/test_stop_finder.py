@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_torl_python.stop_finder import StopMatch, build_stop_finder, cached_stop_finder
 
 STOP = "```output"

@@ -9,8 +9,8 @@ import pytest
 from turnwise import Status, ToolResult
 from turnwise.chat.template import ChatTemplate
 from turnwise.record.columns import Origin
-from turnwise_testing.agent_probe import make_task
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import make_task
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.config import TorlPythonConfig
 

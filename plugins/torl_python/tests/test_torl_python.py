@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise import Resources, Status
-from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.probes.agent import probe_chat
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.agent import STOP
 from turnwise_torl_python.config import TORL_PROMPT, TorlPythonConfig

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from turnwise.protocols import Resources
-from turnwise_testing.engine_scenarios import (
+from turnwise_testing.engines.scenarios import (
     CONTEXT,
     VOCAB_SIZE,
     forward_logprobs,
@@ -18,7 +18,7 @@ from turnwise_testing.engine_scenarios import (
     run_scenario,
     simple_request,
 )
-from turnwise_testing.reference_model import TransformersReference, save_random_model
+from turnwise_testing.references.reference_model import TransformersReference, save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.fused_decoder import FusedDecoder
 

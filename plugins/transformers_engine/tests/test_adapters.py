@@ -10,7 +10,7 @@ import transformers
 
 from turnwise.errors import EngineError
 from turnwise.weights.sources import module_source
-from turnwise_testing.engine_scenarios import failure_of
+from turnwise_testing.engines.scenarios import failure_of
 
 MODULE = "model.layers.1.self_attn.q_proj"
 

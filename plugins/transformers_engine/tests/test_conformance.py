@@ -2,9 +2,9 @@
 
 import pytest
 
-from turnwise_testing.engine_probe import EngineProbe
-from turnwise_testing.engine_suite import EngineSuite
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.probes.engine import EngineProbe
+from turnwise_testing.suites.engine import EngineSuite
+from turnwise_testing.suites.plugin import PluginSuite
 from turnwise_transformers_engine import TransformersConfig
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
 from turnwise.types import SamplingParams
-from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request
-from turnwise_testing.reference_model import save_random_model
+from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request
+from turnwise_testing.references.reference_model import save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine, fused_model, fused_probe, native_kernel
 from turnwise_transformers_engine.batch_sampling import (
     make_columns,

@@ -12,7 +12,7 @@ from turnwise.errors import EngineError
 from turnwise.layout import Layout
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateRequest, SamplingParams
-from turnwise_testing.dense import dense_attention, token_logprobs, visibility
+from turnwise_testing.references.dense import dense_attention, token_logprobs, visibility
 from turnwise_transformers_engine.layout_decoder import LayoutDecoder
 from turnwise_transformers_engine.loading import supports_layouts
 

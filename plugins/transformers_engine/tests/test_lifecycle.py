@@ -15,7 +15,7 @@ from turnwise.errors import ConfigError, EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise.weights.sources import as_numpy
-from turnwise_testing.engine_scenarios import abort_when_heard, failure_of
+from turnwise_testing.engines.scenarios import abort_when_heard, failure_of
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.layout_rows import Progress
 from turnwise_transformers_engine.loading import load_model, make_manager

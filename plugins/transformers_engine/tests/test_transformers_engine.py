@@ -10,7 +10,7 @@ import transformers
 from turnwise.errors import EngineError
 from turnwise.protocols import Resources
 from turnwise.types import FinishReason, SamplingParams
-from turnwise_testing.engine_scenarios import VOCAB_SIZE
+from turnwise_testing.engines.scenarios import VOCAB_SIZE
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.sampling import request_options
 

@@ -11,9 +11,9 @@ from attrs import evolve
 from turnwise.errors import AsleepError, TornWeightsError
 from turnwise.layout import Layout
 from turnwise.types import SamplingParams
-from turnwise_testing.engine_probe import EngineProbe
-from turnwise_testing.engine_scenarios import failure_of
-from turnwise_testing.token_versions import expect_versions
+from turnwise_testing.checks.engine.token_versions import expect_versions
+from turnwise_testing.engines.scenarios import failure_of
+from turnwise_testing.probes.engine import EngineProbe
 from turnwise_transformers_engine import memory_state, weights
 from turnwise_transformers_engine.memory_state import MemoryState
 

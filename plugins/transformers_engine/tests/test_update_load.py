@@ -2,8 +2,8 @@
 
 import pytest
 
-from turnwise_testing.engine_load_checks import updates_under_load
-from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.checks.engine.load import updates_under_load
+from turnwise_testing.probes.engine import EngineProbe
 
 NUM_UPDATES = 100
 

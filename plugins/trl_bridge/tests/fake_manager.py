@@ -7,7 +7,7 @@ import numpy as np
 from turnwise import EpisodeResult, SamplingParams, Status, Task, Trajectory
 from turnwise.batch.rollout_batch import collate
 from turnwise.types import TrajectoryScore
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 
 def make_task(uid, text="Question?"):

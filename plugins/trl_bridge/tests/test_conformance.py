@@ -1,6 +1,6 @@
 """The bridge passes the plugin conformance suite; it registers the commands `trl` and `sft`."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestTrl(PluginSuite):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from turnwise.cli import main
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from turnwise.cli import main
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 GOOD = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
 REFUSED = {

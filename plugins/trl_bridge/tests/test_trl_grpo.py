@@ -9,7 +9,7 @@ from trl import GRPOConfig
 from turnwise import Trajectory
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import ConfigError
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_trl_bridge import Rollouts, TurnwiseGRPOTrainer
 from turnwise_trl_bridge.grpo import build_path_mask
 

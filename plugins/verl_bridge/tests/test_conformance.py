@@ -1,6 +1,6 @@
 """The bridge passes the plugin conformance suite; it registers the engine `verl`."""
 
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.suites.plugin import PluginSuite
 
 
 class TestVerlBridge(PluginSuite):

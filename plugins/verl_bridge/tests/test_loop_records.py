@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from turnwise import SamplingParams, State, Status
 from turnwise.errors import ConfigError
-from turnwise_testing.agent_probe import AgentProbe, probe_resources
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.probes.agent import AgentProbe, probe_resources
 from turnwise_verl_bridge.agent_loops.records import LoopOutput, LoopRecords
 from turnwise_verl_bridge.agent_loops.server import EpisodeServer, read_sampling
 

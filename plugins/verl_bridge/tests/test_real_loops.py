@@ -12,7 +12,7 @@ pytest.importorskip("turnwise_commands", reason="the command line is not install
 
 from turnwise.cli import main
 from turnwise_result_files import read_results
-from turnwise_testing.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 

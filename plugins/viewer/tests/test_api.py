@@ -22,7 +22,7 @@ from turnwise.types import Placement, Status, TokenScore, TrajectoryScore, TurnS
 from turnwise_result_files import TrajectoryWriter
 from turnwise_result_files import trajectories as writer_module
 from turnwise_result_files.running_episodes import RUNNING_FILE
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 from turnwise_viewer.episode_index import COLUMNS
 from turnwise_viewer.row_groups import _StreamGroups
 from turnwise_viewer.run_folder import RunFolder

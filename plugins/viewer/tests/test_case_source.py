@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from viewer_runs import HOSTILE, build_episode, build_parallel_record, failed_episode, several_records, write_run
 
 from turnwise.types import Placement, Task, TokenScore, TrajectoryScore
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 from turnwise_viewer.run_folder import RunFolder
 
 

@@ -14,7 +14,7 @@ import pytest
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.weights.sources import as_numpy
 from turnwise_engine_support.stored_weights import map_weights
-from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request, skip_without_package
+from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request, skip_without_package
 from turnwise_vllm_engine import VllmConfig, VllmEngine
 from turnwise_vllm_engine.copies import Copies, local_places, machine_id
 from turnwise_vllm_engine.launch import RunningVllm

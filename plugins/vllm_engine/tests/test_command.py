@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise_testing.served_run_suite import ServedRunSuite
+from turnwise_testing.suites.served_run import ServedRunSuite
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

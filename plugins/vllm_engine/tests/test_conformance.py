@@ -2,9 +2,9 @@
 
 import pytest
 
-from turnwise_testing.engine_probe import EngineProbe
-from turnwise_testing.engine_suite import EngineSuite
-from turnwise_testing.suite import PluginSuite
+from turnwise_testing.probes.engine import EngineProbe
+from turnwise_testing.suites.engine import EngineSuite
+from turnwise_testing.suites.plugin import PluginSuite
 from turnwise_vllm_engine import VllmConfig
 
 
@@ -48,7 +48,7 @@ class TestVllm(EngineSuite):
     def probe(self):
         """The vocabulary of the model, its forward pass, and requests long enough to interrupt."""
         from turnwise_calculator_demo import model_dir
-        from turnwise_testing.reference_model import TransformersReference
+        from turnwise_testing.references.reference_model import TransformersReference
 
         return EngineProbe(
             vocab_size=365, num_long_tokens=400, reference=TransformersReference(model_dir()), logprob_bound=5e-5

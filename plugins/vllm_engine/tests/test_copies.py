@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from turnwise.errors import EngineError
 from turnwise_engine_support.stored_weights import map_weights
-from turnwise_testing.engine_scenarios import failure_of
+from turnwise_testing.engines.scenarios import failure_of
 from turnwise_vllm_engine import copies
 from turnwise_vllm_engine.copies import Copies, choose_holders, copy_files, local_places, machine_id
 

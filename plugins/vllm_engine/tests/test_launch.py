@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ModelSpec, Resources
-from turnwise_testing.installation import write_distribution
+from turnwise_testing.whole_runs.installation import write_distribution
 from turnwise_vllm_engine import VllmConfig, VllmEngine
 from turnwise_vllm_engine.launch import _check_names, _environment, _settings, engine_arguments, installed_build
 

@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.errors import ReplicaDiedError, TornWeightsError
 from turnwise.types import FinishReason
-from turnwise_testing.engine_scenarios import abort_when_heard, failure_of
+from turnwise_testing.engines.scenarios import abort_when_heard, failure_of
 
 WEIGHTS = [("w", np.array([1.0, 2.0], np.float32))]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnwise_testing.installation import write_distribution
+from turnwise_testing.whole_runs.installation import write_distribution
 
 ROOT = Path(__file__).parents[3]
 BOUND = 1e-4
@@ -112,7 +112,7 @@ def test_two_devices_in_one_bundle(size):
     from turnwise import RolloutManager
     from turnwise_calculator_demo import model_dir
     from turnwise_task_files import load_tasks
-    from turnwise_testing.reference_model import TransformersReference
+    from turnwise_testing.references.reference_model import TransformersReference
 
     run, host = make_run(f"engine.{size}=2")
     reference, tasks = TransformersReference(model_dir()), list(load_tasks(run))
@@ -141,7 +141,7 @@ def test_two_nodes_with_a_device_each(two_nodes, tmp_path, size):
     from turnwise import RolloutManager
     from turnwise_calculator_demo import model_dir
     from turnwise_task_files import load_tasks
-    from turnwise_testing.reference_model import TransformersReference
+    from turnwise_testing.references.reference_model import TransformersReference
 
     run, host = make_run(
         f"engine.{size}=2",

@@ -46,7 +46,7 @@ def test_hybrid_steps_serve_no_stale_keys():
     from turnwise import MemorySwitch, RolloutManager, load_resolved
     from turnwise_calculator_demo import model_dir
     from turnwise_task_files import load_tasks
-    from turnwise_testing.reference_model import TransformersReference
+    from turnwise_testing.references.reference_model import TransformersReference
 
     run, host = load_resolved(
         str(ROOT / "examples" / "calculator_vllm.yaml"),

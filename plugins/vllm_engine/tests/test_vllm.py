@@ -9,8 +9,8 @@ import pytest
 from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise_engine_support.weight_checks import ExpectedWeights
-from turnwise_testing.engine_scenarios import failure_of, generate_together
-from turnwise_testing.served_model_suite import ServedModelSuite, numbered_request
+from turnwise_testing.engines.scenarios import failure_of, generate_together
+from turnwise_testing.suites.served_model import ServedModelSuite, numbered_request
 from turnwise_vllm_engine import VllmConfig, VllmEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

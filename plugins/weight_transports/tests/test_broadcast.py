@@ -20,7 +20,7 @@ from transport_peer import format_offer, parse_offer
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TensorSpec
-from turnwise_testing.transport_checks import ReceivingEngine, assert_same, carry, some_weights, within
+from turnwise_testing.checks.transport import ReceivingEngine, assert_same, carry, some_weights, within
 from turnwise_weight_transports import broadcast
 from turnwise_weight_transports.broadcast import BroadcastTransport
 from turnwise_weight_transports.config import BroadcastConfig

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from turnwise.errors import EngineError
-from turnwise_testing.transport_checks import ReceivingEngine, within
+from turnwise_testing.checks.transport import ReceivingEngine, within
 from turnwise_weight_transports import cuda_ipc
 from turnwise_weight_transports.config import CudaIpcConfig
 from turnwise_weight_transports.cuda_ipc import CudaIpcTransport

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from transport_peer import TRANSPORTS, format_offer
 
 from turnwise.protocols.weights import TensorSpec
-from turnwise_testing.transport_checks import ReceivingEngine, assert_same, carry, some_weights, within
+from turnwise_testing.checks.transport import ReceivingEngine, assert_same, carry, some_weights, within
 from turnwise_weight_transports.broadcast import BroadcastTransport
 from turnwise_weight_transports.config import BroadcastConfig
 

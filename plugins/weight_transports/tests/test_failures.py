@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from turnwise.errors import EngineError
-from turnwise_testing.transport_checks import ReceivingEngine, some_weights, within
+from turnwise_testing.checks.transport import ReceivingEngine, some_weights, within
 from turnwise_weight_transports.config import BroadcastConfig, BucketConfig, DiskConfig
 from turnwise_weight_transports.disk import DiskTransport
 from turnwise_weight_transports.shm import SharedMemoryTransport

@@ -20,7 +20,7 @@ from transport_peer import TRANSPORTS, format_offer, parse_offer, summarize
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TensorSpec
 from turnwise.weights.sources import as_numpy, source_of
-from turnwise_testing.transport_checks import ReceivingEngine, assert_same, carry, some_weights, within
+from turnwise_testing.checks.transport import ReceivingEngine, assert_same, carry, some_weights, within
 from turnwise_weight_transports.config import BucketConfig, DiskConfig
 from turnwise_weight_transports.disk import DiskTransport
 from turnwise_weight_transports.shm import SharedMemoryTransport

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TensorSpec
 from turnwise.weights.sources import source_of
-from turnwise_testing.transport_checks import ReceivingEngine, assert_same, carry, some_weights, within
+from turnwise_testing.checks.transport import ReceivingEngine, assert_same, carry, some_weights, within
 from turnwise_weight_transports.broadcast import BroadcastTransport, _unpack_on_device
 from turnwise_weight_transports.buckets import (
     allocate_zeros,

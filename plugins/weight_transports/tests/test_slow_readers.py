@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from turnwise.errors import EngineError
-from turnwise_testing.transport_checks import within
+from turnwise_testing.checks.transport import within
 from turnwise_weight_transports.config import BucketConfig, DiskConfig
 from turnwise_weight_transports.disk import DiskTransport
 from turnwise_weight_transports.shm import SharedMemoryTransport

@@ -20,7 +20,7 @@ import numpy as np
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TensorSpec, WeightManifest
-from turnwise_testing.transport_checks import ReceivingEngine, some_weights
+from turnwise_testing.checks.transport import ReceivingEngine, some_weights
 from turnwise_weight_transports.broadcast import BroadcastTransport
 from turnwise_weight_transports.config import BroadcastConfig, BucketConfig, DiskConfig
 from turnwise_weight_transports.disk import DiskTransport

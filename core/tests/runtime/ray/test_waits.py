@@ -13,7 +13,7 @@ from turnwise.runtime.ray.waits import gather_actor_waits
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.supervision import ActorSlot, make_slots
-from turnwise_testing.virtual_loop import VirtualLoop
+from turnwise_testing.simulation.virtual_loop import VirtualLoop
 
 
 def handle_of(waits: Any) -> SimpleNamespace:

@@ -11,7 +11,7 @@ from turnwise.runtime.remote.replica_links import ReplicaLinks
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.types import GenerateRequest, SamplingParams
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 POLICY = RandomPolicy(seed=1, vocab_size=200, end_token_id=5, mean_tokens=6)
 HOST = "127.0.0.1"

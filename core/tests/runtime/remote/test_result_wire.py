@@ -14,7 +14,7 @@ from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.runtime.remote.result_wire import pack_episodes, unpack_episodes
 from turnwise.types import EpisodeMetrics, Fault, Status, Task, TokenScore, TrajectoryScore, TurnScore
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 
 few = settings(max_examples=25, deadline=None)
 

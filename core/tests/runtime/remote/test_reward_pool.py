@@ -16,7 +16,7 @@ from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
 from turnwise.runtime.remote.reward_pool import RewardFailure, RewardPool, RewardReply
 from turnwise.runtime.worker import WorkerComponents
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 
 class OneTurn:

@@ -15,7 +15,7 @@ from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.wire import pack_requests, pack_results, unpack_requests, unpack_results
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams
-from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
+from turnwise_testing.engines.scripted import Failure, RandomPolicy, ScriptedEngine
 
 POLICY = RandomPolicy(seed=1, vocab_size=200, end_token_id=5, mean_tokens=6)
 SAMPLING = SamplingParams(max_tokens=20, stop_token_ids=(5,))

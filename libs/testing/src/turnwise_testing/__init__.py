@@ -5,8 +5,7 @@ The public test kit for plugins.
   `ToolSuite`, `InteractionSuite`, `PostprocessorSuite`, `RouterSuite`, `ObserverSuite`, `CommandSuite`,
   `DiagnosticSuite`, `MiddlewareSuite`, `AdapterSuite`, `WeightTransportSuite`, `EnvironmentSuite`, `GatewaySuite`,
   `LossSuite`, `AdvantageSuite`: conformance suites for pytest; a plugin's file has some ten lines. Except for the last
-  three, the same checks without pytest are in `turnwise_testing.engine_checks` and its neighbours, and
-  ``turnwise check NAME`` runs them.
+  three, the same checks without pytest are in `turnwise_testing.checks`, and ``turnwise check NAME`` runs them.
 - `ScriptedEngine`, `RandomPolicy`, `Failure`: a fake engine with given outputs, latencies and failures.
 - `BigramEngine`: a fake engine with weights that can be updated, dropped and compared with.
 - `trajectories`, `scripts`: hypothesis strategies for token records.
@@ -21,40 +20,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from turnwise_testing.adapter_checks import AdapterExample
-    from turnwise_testing.adapter_suite import AdapterSuite
-    from turnwise_testing.agent_probe import AgentProbe
-    from turnwise_testing.agent_suite import AgentSuite
-    from turnwise_testing.bigram import BigramEngine
-    from turnwise_testing.command_checks import CommandExample
-    from turnwise_testing.command_suite import CommandSuite
-    from turnwise_testing.diagnostic_suite import DiagnosticSuite
-    from turnwise_testing.engine_probe import EngineProbe
-    from turnwise_testing.engine_suite import EngineSuite
-    from turnwise_testing.environment_suite import EnvironmentSuite
-    from turnwise_testing.gateway_suite import GatewayEndpoint, GatewaySuite
-    from turnwise_testing.group_reward_checks import GroupExample
-    from turnwise_testing.group_reward_suite import GroupRewardSuite
-    from turnwise_testing.interaction_checks import InteractionProbe
-    from turnwise_testing.interaction_suite import InteractionSuite
-    from turnwise_testing.middleware_suite import MiddlewareSuite
-    from turnwise_testing.objective_suites import AdvantageSuite, LossSuite
-    from turnwise_testing.observer_suite import ObserverSuite
-    from turnwise_testing.parser_suite import ToolParserSuite
-    from turnwise_testing.postprocessor_checks import PostprocessorProbe
-    from turnwise_testing.postprocessor_suite import PostprocessorSuite
-    from turnwise_testing.reasoning_suite import ReasoningParserSuite
-    from turnwise_testing.reference_model import TransformersReference
-    from turnwise_testing.reward_checks import RewardExample
-    from turnwise_testing.reward_suite import RewardSuite
-    from turnwise_testing.router_suite import RouterSuite
-    from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
-    from turnwise_testing.strategies import scripts, trajectories
-    from turnwise_testing.suite import PluginSuite
-    from turnwise_testing.tokenizers import byte_tokenizer
-    from turnwise_testing.tool_checks import ToolExample
-    from turnwise_testing.tool_suite import ToolSuite
-    from turnwise_testing.transport_suite import WeightTransportSuite
+    from turnwise_testing.checks.adapter import AdapterExample
+    from turnwise_testing.checks.command import CommandExample
+    from turnwise_testing.checks.group_reward import GroupExample
+    from turnwise_testing.checks.interaction import InteractionProbe
+    from turnwise_testing.checks.postprocessor import PostprocessorProbe
+    from turnwise_testing.checks.reward import RewardExample
+    from turnwise_testing.checks.tool import ToolExample
+    from turnwise_testing.engines.bigram import BigramEngine
+    from turnwise_testing.engines.scripted import Failure, RandomPolicy, ScriptedEngine
+    from turnwise_testing.inputs.strategies import scripts, trajectories
+    from turnwise_testing.inputs.tokenizers import byte_tokenizer
+    from turnwise_testing.probes.agent import AgentProbe
+    from turnwise_testing.probes.engine import EngineProbe
+    from turnwise_testing.references.reference_model import TransformersReference
+    from turnwise_testing.suites.adapter import AdapterSuite
+    from turnwise_testing.suites.agent import AgentSuite
+    from turnwise_testing.suites.command import CommandSuite
+    from turnwise_testing.suites.diagnostic import DiagnosticSuite
+    from turnwise_testing.suites.engine import EngineSuite
+    from turnwise_testing.suites.environment import EnvironmentSuite
+    from turnwise_testing.suites.gateway import GatewayEndpoint, GatewaySuite
+    from turnwise_testing.suites.group_reward import GroupRewardSuite
+    from turnwise_testing.suites.interaction import InteractionSuite
+    from turnwise_testing.suites.middleware import MiddlewareSuite
+    from turnwise_testing.suites.objective import AdvantageSuite, LossSuite
+    from turnwise_testing.suites.observer import ObserverSuite
+    from turnwise_testing.suites.parser import ToolParserSuite
+    from turnwise_testing.suites.plugin import PluginSuite
+    from turnwise_testing.suites.postprocessor import PostprocessorSuite
+    from turnwise_testing.suites.reasoning import ReasoningParserSuite
+    from turnwise_testing.suites.reward import RewardSuite
+    from turnwise_testing.suites.router import RouterSuite
+    from turnwise_testing.suites.tool import ToolSuite
+    from turnwise_testing.suites.transport import WeightTransportSuite
 
 __all__ = [
     "AdapterExample",
@@ -99,45 +98,45 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdapterExample": "adapter_checks",
-    "AdapterSuite": "adapter_suite",
-    "AdvantageSuite": "objective_suites",
-    "AgentProbe": "agent_probe",
-    "AgentSuite": "agent_suite",
-    "BigramEngine": "bigram",
-    "CommandExample": "command_checks",
-    "CommandSuite": "command_suite",
-    "DiagnosticSuite": "diagnostic_suite",
-    "EngineProbe": "engine_probe",
-    "EngineSuite": "engine_suite",
-    "EnvironmentSuite": "environment_suite",
-    "Failure": "scripted",
-    "GatewayEndpoint": "gateway_suite",
-    "GatewaySuite": "gateway_suite",
-    "GroupExample": "group_reward_checks",
-    "GroupRewardSuite": "group_reward_suite",
-    "InteractionProbe": "interaction_checks",
-    "InteractionSuite": "interaction_suite",
-    "LossSuite": "objective_suites",
-    "MiddlewareSuite": "middleware_suite",
-    "ObserverSuite": "observer_suite",
-    "PluginSuite": "suite",
-    "PostprocessorProbe": "postprocessor_checks",
-    "PostprocessorSuite": "postprocessor_suite",
-    "RandomPolicy": "scripted",
-    "ReasoningParserSuite": "reasoning_suite",
-    "RewardExample": "reward_checks",
-    "RewardSuite": "reward_suite",
-    "RouterSuite": "router_suite",
-    "ScriptedEngine": "scripted",
-    "ToolExample": "tool_checks",
-    "ToolParserSuite": "parser_suite",
-    "ToolSuite": "tool_suite",
-    "TransformersReference": "reference_model",
-    "WeightTransportSuite": "transport_suite",
-    "byte_tokenizer": "tokenizers",
-    "scripts": "strategies",
-    "trajectories": "strategies",
+    "AdapterExample": "checks.adapter",
+    "AdapterSuite": "suites.adapter",
+    "AdvantageSuite": "suites.objective",
+    "AgentProbe": "probes.agent",
+    "AgentSuite": "suites.agent",
+    "BigramEngine": "engines.bigram",
+    "CommandExample": "checks.command",
+    "CommandSuite": "suites.command",
+    "DiagnosticSuite": "suites.diagnostic",
+    "EngineProbe": "probes.engine",
+    "EngineSuite": "suites.engine",
+    "EnvironmentSuite": "suites.environment",
+    "Failure": "engines.scripted",
+    "GatewayEndpoint": "suites.gateway",
+    "GatewaySuite": "suites.gateway",
+    "GroupExample": "checks.group_reward",
+    "GroupRewardSuite": "suites.group_reward",
+    "InteractionProbe": "checks.interaction",
+    "InteractionSuite": "suites.interaction",
+    "LossSuite": "suites.objective",
+    "MiddlewareSuite": "suites.middleware",
+    "ObserverSuite": "suites.observer",
+    "PluginSuite": "suites.plugin",
+    "PostprocessorProbe": "checks.postprocessor",
+    "PostprocessorSuite": "suites.postprocessor",
+    "RandomPolicy": "engines.scripted",
+    "ReasoningParserSuite": "suites.reasoning",
+    "RewardExample": "checks.reward",
+    "RewardSuite": "suites.reward",
+    "RouterSuite": "suites.router",
+    "ScriptedEngine": "engines.scripted",
+    "ToolExample": "checks.tool",
+    "ToolParserSuite": "suites.parser",
+    "ToolSuite": "suites.tool",
+    "TransformersReference": "references.reference_model",
+    "WeightTransportSuite": "suites.transport",
+    "byte_tokenizer": "inputs.tokenizers",
+    "scripts": "inputs.strategies",
+    "trajectories": "inputs.strategies",
 }
 
 

@@ -6,7 +6,7 @@ from turnwise import Command, NoConfig, Registry, Resources, hookimpl
 
 
 def _check(_config: NoConfig, _resources: Resources) -> Command:
-    from turnwise_testing.check_command import CheckCommand
+    from turnwise_testing.commands.check_command import CheckCommand
 
     return CheckCommand()
 

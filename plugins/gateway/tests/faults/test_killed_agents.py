@@ -18,7 +18,7 @@ from turnwise import Status
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pull_options import PullOptions
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 
 NUM_EPISODES = 60
 NUM_AGENTS = 4

@@ -25,7 +25,7 @@ from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pool.store import PoolTask
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.pull_pool import SharedStore
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 WORKER = Path(__file__).parents[1] / "programs" / "pull_worker.py"
 NEWS = (OSError, aiohttp.ClientError)

@@ -17,7 +17,7 @@ from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.tree.messages import split_think
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 Outside = Callable[[Control], Awaitable[None]]
 

@@ -23,7 +23,7 @@ from turnwise_gateway import make_external, pull
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_reported_reward import ReportedReward
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 
 PLAN = RolloutPlan(default_agent="external", agents={"external": None})
 

@@ -7,7 +7,7 @@ import sys
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pull_options import PullOptions
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 
 async def main(file, first, count, options):

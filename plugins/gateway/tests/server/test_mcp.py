@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from turnwise import Status, ToolResult
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -11,7 +11,7 @@ import pytest
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk
-from turnwise_testing.agent_probe import make_task
+from turnwise_testing.probes.agent import make_task
 
 
 def test_a_session_ends_when_its_opener_has_left() -> None:

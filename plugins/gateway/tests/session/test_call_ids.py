@@ -7,8 +7,8 @@ from session_scenarios import ADD, Sessions, make_call, user
 
 from turnwise import Registry, Resources, Status
 from turnwise_gateway.server import GatewayServer, SessionDirectory
-from turnwise_testing import templates
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.inputs import templates
 from turnwise_tool_parsers import register_tool_parsers
 
 

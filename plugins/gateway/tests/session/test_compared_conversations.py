@@ -7,7 +7,7 @@ from session_scenarios import Sessions, as_message, make_call, results_of, user
 from structlog.testing import capture_logs
 
 from turnwise.chat.template import ChatTemplate
-from turnwise_testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 LATE = CHATML.replace("+ message.content", "+ message.content + (' (late)' if loop.index > 20 else '')", 2)
 """Marks the users' messages and the results behind the 20th message."""

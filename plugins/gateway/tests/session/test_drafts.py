@@ -9,8 +9,8 @@ from session_scenarios import ADD, make_call, user
 from turnwise import FinishReason, GenerateResult, Registry, Resources
 from turnwise.chat.template import ChatTemplate
 from turnwise_gateway.session.turns import TurnReader
-from turnwise_testing.agent_probe import ProbeParser
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import ProbeParser
 from turnwise_tool_parsers import register_tool_parsers
 from turnwise_tool_parsers.formats import FORMATS
 from turnwise_tool_parsers.harmony import HarmonyReasoning

@@ -6,7 +6,7 @@ from session_scenarios import make_call, user
 from turnwise.chat.template import ChatTemplate
 from turnwise.types import FinishReason, GenerateResult
 from turnwise_gateway.session.turns import TurnReader
-from turnwise_testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 CHAT = ChatTemplate(byte_tokenizer(CHATML), name="chatml")
 WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "stop"}

@@ -15,9 +15,9 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, TemplateError
 from turnwise_gateway.agent import build_parts
 from turnwise_gateway.config import ExternalConfig
-from turnwise_testing.agent_probe import AddTool, AgentProbe, make_task
-from turnwise_testing.scripted import ScriptedEngine
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.engines.scripted import ScriptedEngine
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_testing.probes.agent import AddTool, AgentProbe, make_task
 from turnwise_tool_parsers import register_tool_parsers
 
 _SPEC = importlib.util.find_spec("trl")

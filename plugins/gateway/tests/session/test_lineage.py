@@ -7,7 +7,7 @@ import json
 import pytest
 from session_scenarios import Sessions, as_message, make_call, results_of, user
 
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 SUMMARY = "A summary of all that was done so far."
 CALLING = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'

@@ -11,7 +11,7 @@ from session_scenarios import Sessions, make_call, user
 
 from turnwise import Capabilities
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 MARKED = {"headers": {"x-stainless-retry-count": "1"}}
 MESSAGES = [{"role": "user", "content": "Question 0?"}]

@@ -12,7 +12,7 @@ from turnwise import Status
 from turnwise.record.columns import Origin
 from turnwise.types import Capabilities
 from turnwise_gateway.calls import CallRefusedError
-from turnwise_testing.scripted import Failure, ScriptedEngine
+from turnwise_testing.engines.scripted import Failure, ScriptedEngine
 
 CALLING = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
 

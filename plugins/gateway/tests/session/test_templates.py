@@ -20,7 +20,7 @@ from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
 from turnwise.record.columns import Origin
 from turnwise_gateway.refusal import CallRefusedError
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 NUM_TURNS = 6
 _SPEC = importlib.util.find_spec("trl")

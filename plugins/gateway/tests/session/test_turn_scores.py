@@ -18,7 +18,7 @@ from turnwise_gateway.pool.store import Attempted, Verdict
 from turnwise_gateway.reported import note_score
 from turnwise_gateway.session.session import Session
 from turnwise_reported_reward.reward import ReportedReward
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 
 class ShortEngine(ScriptedEngine):

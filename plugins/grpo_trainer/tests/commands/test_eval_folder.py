@@ -12,7 +12,7 @@ from turnwise import Status
 from turnwise.cli import main
 from turnwise.errors import DataError
 from turnwise_result_files import load_unfinished, read_results
-from turnwise_testing.scripted_run import SITE, environment_of, write_scripted_run
+from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
 from turnwise_grpo_trainer.objective.hooks import Objectives, build_objectives
 from turnwise_grpo_trainer.train_setup import read_setup
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.objective_checks import ADVANTAGE_CHECKS, LOSS_CHECKS
+from turnwise_testing.checks.objective import ADVANTAGE_CHECKS, LOSS_CHECKS
+from turnwise_testing.whole_runs.installation import install_plugin
 
 EXAMPLE = str(Path(__file__).parents[4] / "examples/train_calculator.yaml")
 STRANGER = """

@@ -16,7 +16,7 @@ from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.processes.trainers import LocalTrainer
 from turnwise_grpo_trainer.report.episode_log import EpisodeLog, split_advantages
 from turnwise_result_files import read_results, read_training_step
-from turnwise_testing.strategies import trajectories
+from turnwise_testing.inputs.strategies import trajectories
 
 
 def make_record(size=3):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from turnwise_testing.environment_checks import GROUP as ENVIRONMENTS
+from turnwise_testing.checks.environment import GROUP as ENVIRONMENTS
 
 
 @frozen(kw_only=True)

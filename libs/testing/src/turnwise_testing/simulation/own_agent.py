@@ -18,7 +18,7 @@ from turnwise.plugin.host import Host, load
 from turnwise.protocols import Chat
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import GenerateRequest, TokenArray
-from turnwise_testing.agent_probe import TURNS, make_task, probe_chat, probe_resources
+from turnwise_testing.probes.agent import TURNS, make_task, probe_chat, probe_resources
 from turnwise_testing.simulation.agents import Length
 from turnwise_testing.simulation.rollouts import Rollouts
 from turnwise_testing.simulation.tracing import SEED_STRIDE

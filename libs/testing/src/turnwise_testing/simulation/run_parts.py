@@ -20,7 +20,7 @@ from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import Capabilities
-from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
 from turnwise_testing.simulation.agents import END, MOVES, Count, Length, Wanderer
 from turnwise_testing.simulation.tracing import TracingEngine, TracingPolicy, check_episode, digest_of
 

@@ -23,7 +23,7 @@ from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FloatArray, GenerateRequest, TokenArray
-from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.engines.scripted import ScriptedEngine
 
 SEED_STRIDE: Final = 2_654_435_761
 """The core adds this to the seed for each token of a turn that an interrupt has cut, so a cut changes no token."""

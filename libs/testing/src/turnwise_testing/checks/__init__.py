@@ -1,0 +1,1 @@
+"""Requirements of each kind of part, as plain functions without pytest."""

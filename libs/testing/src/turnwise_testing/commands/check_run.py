@@ -1,0 +1,298 @@
+"""
+Runs the conformance checks of a plugin without pytest, for ``turnwise check NAME``.
+
+Options and resources of a check come from a run's config; without one the checks use defaults: engines
+need a config with a model; parsers are taken to read Hermes' calls, and when they do not, the checks that write calls
+are skipped and say so; rewards are asked about a few common answers; tools and commands are not called;
+environments are made with the options of the config's agent, and get turns that mean nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+import attrs
+from attrs import evolve, frozen
+
+from turnwise.config.parts import KIND, Choice
+from turnwise.config.resolve import build_part
+from turnwise.config.run import RunConfig
+from turnwise.errors import PluginError, TurnwiseError
+from turnwise.plugin.host import Host
+from turnwise.plugin.registry import did_you_mean
+from turnwise.protocols import Engine, Resources
+from turnwise_testing.checks.adapter import ADAPTER_CHECKS, AdapterProbe
+from turnwise_testing.checks.agent import AGENT_CHECKS
+from turnwise_testing.checks.check import CHECK_TIMEOUT_S, Check, promise_of, run_check, run_within
+from turnwise_testing.checks.command import COMMAND_CHECKS, CommandProbe
+from turnwise_testing.checks.diagnostic import DIAGNOSTIC_CHECKS, DiagnosticProbe
+from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker
+from turnwise_testing.checks.environment import ENVIRONMENT_CHECKS, GROUP, EnvironmentProbe
+from turnwise_testing.checks.group_reward import GROUP_REWARD_CHECKS, GroupExample, GroupRewardProbe
+from turnwise_testing.checks.interaction import INTERACTION_CHECKS, InteractionProbe
+from turnwise_testing.checks.middleware import MIDDLEWARE_CHECKS, MiddlewareProbe
+from turnwise_testing.checks.observer import OBSERVER_CHECKS, ObserverProbe
+from turnwise_testing.checks.parser import PARSER_CHECKS, ParserProbe
+from turnwise_testing.checks.reasoning import REASONING_CHECKS, ReasoningProbe
+from turnwise_testing.checks.reward import REWARD_CHECKS, RewardExample, RewardProbe
+from turnwise_testing.checks.router import ROUTER_CHECKS, RouterProbe
+from turnwise_testing.checks.tool import TOOL_CHECKS, ToolProbe
+from turnwise_testing.checks.transport import TRANSPORT_CHECKS, TransportProbe
+from turnwise_testing.probes.agent import AgentProbe, probe_chat, probe_resources
+from turnwise_testing.probes.engine import EngineProbe
+
+Verdict = Literal["passed", "failed", "skipped"]
+_ENVIRONMENTS = "environments"
+_NEED_CALLS = frozenset(
+    {"a_good_call_is_found", "calls_keep_their_order", "end_of_turn_changes_nothing"}
+    | {"random_conversations", "a_turn_may_be_cut_at_every_character", "calls_that_clients_send_back"}
+)
+ENGINE_TIMEOUT_S = 600.0
+"""Least time limit of an engine's check: the first one may load a large model."""
+_UNKNOWN_CALLS = "how it writes calls is not known; its own ToolParserSuite says it"
+_MALFORMED = ('<tool_call>{"name": </tool_call>', "<tool_call>[]</tool_call>", '<tool_call>{"name": "add"')
+_EXAMPLES = (
+    RewardExample(answer="The answer is 42.", ground_truth="42"),
+    RewardExample(answer="\\boxed{41}", ground_truth="42"),
+    RewardExample(answer="", ground_truth="42"),
+)
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """
+    The outcome of one check.
+
+    Attributes:
+        kind: registry that the checked name is in.
+        name: of the checked part.
+        check: name of the check.
+        verdict: passed, failed or skipped.
+        reason: of a failure or a skip; one line.
+        promise: that the check is about; one sentence.
+    """
+
+    kind: str
+    name: str
+    check: str
+    verdict: Verdict
+    reason: str = ""
+    promise: str = ""
+
+
+def run_checks(
+    host: Host,
+    name: str,
+    config: RunConfig | None,
+    resources: Resources | None,
+    timeout_s: float = CHECK_TIMEOUT_S,
+) -> Iterator[Outcome]:
+    """
+    Check a registered name, or all that a plugin registers, and yield each outcome as it is known.
+
+    Args:
+        host: with the plugin loaded.
+        name: a registered name, such as `hermes`, or a plugin's, such as `tool_parsers`.
+        config: whose sections give the options; defaults when None.
+        resources: for the factories of the parts; the test kit's own when None.
+        timeout_s: longest time of one check in seconds; one that takes longer has failed.
+
+    Raises:
+        PluginError: nothing of that name can be checked.
+    """
+    for kind, registered in targets(host, name):
+        target = _Target(host, kind, registered, config, resources, timeout_s)
+        try:
+            yield from _RUNNERS.get(kind, _check_added)(target)
+        except TurnwiseError as error:  # the part cannot be built; the plugin's other parts are checked as well
+            yield Outcome(kind=kind, name=registered, check="is_built", verdict="failed", reason=str(error))
+
+
+def targets(host: Host, name: str) -> list[tuple[str, str]]:
+    """Return the (kind, registered name) pairs of a name that have checks."""
+    found = [(kind, name) for kind in host.kinds if name in host.registry(kind)]
+    found += [(_ENVIRONMENTS, name) for _each in entry_points(group=GROUP, name=name)]
+    for plugin in host.plugins:
+        if plugin.name == name and plugin.state != "ok":
+            raise PluginError(f"plugin {name!r} is broken: {plugin.error}")
+        if plugin.name == name:
+            found += [(kind, each) for kind in host.kinds for each in plugin.registers.get(kind, ())]
+    if not found:
+        known = {each for kind in host.kinds for each in host.registry(kind).names()}
+        known |= set(entry_points(group=GROUP).names)
+        known |= {plugin.name for plugin in host.plugins if plugin.registers.keys() & set(host.kinds)}
+        raise PluginError(f"nothing named {name!r} can be checked{did_you_mean(name, tuple(sorted(known)))}")
+    return list(dict.fromkeys(found))
+
+
+@frozen
+class _Target:
+    """One registered name, and how to build it."""
+
+    host: Host
+    kind: str
+    name: str
+    config: RunConfig | None
+    resources: Resources | None
+    timeout_s: float
+
+    def options(self) -> Mapping[str, Any]:
+        """Return the options that the config's sections give this name."""
+        config = self.config
+        if config is None:
+            return {}
+        for item in attrs.fields(RunConfig):
+            section: Any = getattr(config, item.name) if KIND in item.metadata else None
+            several = section.values() if isinstance(section, Mapping) else section
+            for choice in several if isinstance(section, Mapping | tuple) else (section,):
+                if isinstance(choice, Choice) and choice.name == self.name:
+                    return choice.options
+        return {}
+
+    def build(self, default: Resources, *, own: bool = False) -> Any:
+        """Build it with the run's resources, if there are any; `own` uses the default in any case."""
+        choice = Choice(self.name, self.options())
+        resources = default if own else self.resources or default
+        return build_part(self.host, self.kind, choice, resources, path=self.name)
+
+    def maker(self) -> Callable[[], Any]:
+        """Return a function that builds it."""
+        return lambda: self.build(Resources(chat=probe_chat()))
+
+    def check(self, checks: Mapping[str, Check], probe: Any) -> Iterator[Outcome]:
+        """Run checks on a probe."""
+        for name, check in checks.items():
+            yield self.outcome(name, promise_of(check), partial(run_check, check, probe, self.timeout_s))
+
+    def outcome(self, check: str, promise: str, run: Callable[[], str | None]) -> Outcome:
+        """Run one check; it returns the reason of a skip."""
+        outcome = Outcome(kind=self.kind, name=self.name, check=check, verdict="failed", promise=promise)
+        try:
+            reason = run()
+        except Exception as error:  # noqa: BLE001 - a check fails by whatever the plugin raises
+            text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            return evolve(outcome, reason=" ".join(text.split()))
+        return evolve(outcome, verdict="skipped" if reason else "passed", reason=reason or "")
+
+
+def _check_engine(target: _Target) -> Iterator[Outcome]:
+    resources = target.resources or Resources()
+    vocab_size = _vocab_size(target, resources)
+    if vocab_size is None:
+        reason = "it is built; to run the checks, add --config with a run's config and its model"
+        yield target.outcome("is_built", "The factory builds an engine.", lambda: reason)
+        return
+    probe = EngineProbe(vocab_size=vocab_size)
+    with EngineChecker(lambda: target.build(resources), probe, shared=True) as checker:
+        for name, check in ENGINE_CHECKS.items():
+            promise = promise_of(check.function)
+            run = partial(run_within, partial(checker.run, name), promise, max(target.timeout_s, ENGINE_TIMEOUT_S))
+            yield target.outcome(name, promise, run)
+
+
+def _vocab_size(target: _Target, resources: Resources) -> int | None:
+    """Return the size of the model's vocabulary, or of the engine's own; None when neither is known."""
+    file = resources.model.path and resources.model.path / "config.json"
+    if file is None or not file.is_file():
+        engine: Engine = target.build(resources)
+        return engine.capabilities.vocab_size
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+
+def _check_parser(target: _Target) -> Iterator[Outcome]:
+    chat = (target.resources.chat if target.resources else None) or probe_chat()
+    probe = ParserProbe(
+        parser=target.build(Resources(chat=chat)), chat=chat, write_call=_hermes_call, malformed=_MALFORMED
+    )
+    reads_hermes = bool(probe.parse(_hermes_call("add", {}))[1])
+    unknown = _NEED_CALLS | {"malformed_is_a_value"} if not reads_hermes else frozenset()
+    for name, check in PARSER_CHECKS.items():
+        if name in unknown:
+            yield target.outcome(name, promise_of(check), lambda: _UNKNOWN_CALLS)
+        else:
+            yield from target.check({name: check}, probe)
+
+
+def _hermes_call(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': dict(arguments)})}\n</tool_call>"
+
+
+def _check_agent(target: _Target) -> Iterator[Outcome]:
+    resources = probe_resources()
+    if target.resources is not None:  # an agent may ask for tools by name
+        resources = evolve(resources, tools={**resources.tools, **target.resources.tools})
+    probe = AgentProbe(make_agent=lambda: target.build(resources, own=True), resources=resources)
+    yield from target.check(AGENT_CHECKS, probe)
+
+
+def _check_reward(target: _Target) -> Iterator[Outcome]:
+    chat = probe_chat()
+    probe = RewardProbe(make_reward=lambda: target.build(Resources(chat=chat)), examples=_EXAMPLES, chat=chat)
+    yield from target.check(REWARD_CHECKS, probe)
+
+
+def _check_group_reward(target: _Target) -> Iterator[Outcome]:
+    chat, answers = probe_chat(), tuple(example.answer for example in _EXAMPLES)
+    examples = tuple(
+        GroupExample(answers=answers, rewards=rewards, ground_truth="42") for rewards in ((1.0, 0.0, 0.0), (1.0,) * 3)
+    )
+    probe = GroupRewardProbe(make_reward=lambda: target.build(Resources(chat=chat)), examples=examples, chat=chat)
+    yield from target.check(GROUP_REWARD_CHECKS, probe)
+
+
+def _check_postprocessor(target: _Target) -> Iterator[Outcome]:
+    from turnwise_testing.checks.postprocessor import POSTPROCESSOR_CHECKS, PostprocessorProbe  # loads torch
+
+    probe = PostprocessorProbe(make_postprocessor=target.maker())
+    yield from target.check(POSTPROCESSOR_CHECKS, probe)
+
+
+def _check_command(target: _Target) -> Iterator[Outcome]:
+    yield from target.check(COMMAND_CHECKS, CommandProbe(make_command=target.maker(), name=target.name))
+
+
+def _check_environment(target: _Target) -> Iterator[Outcome]:
+    [point] = {each.value: each for each in entry_points(group=GROUP, name=target.name)}.values()
+    agents = [target.config.agent, *target.config.agents.values()] if target.config else []
+    own = [each.options for each in agents if each.options.get("environment") == target.name]
+    options = own[0].get("options", {}) if own else {}
+    yield from target.check(ENVIRONMENT_CHECKS, EnvironmentProbe(make_environment=lambda: point.load()(**options)))
+
+
+def _check_added(target: _Target) -> Iterator[Outcome]:
+    """Check a part of a kind that a plugin added."""
+    checks = target.host.added.kinds[target.kind].checks
+    if not checks:
+        reason = f"it is built; parts of the kind {target.kind!r} have no checks"
+        target.maker()()
+        yield target.outcome("is_built", "The factory builds it.", lambda: reason)
+        return
+    module, _, name = checks.partition(":")
+    yield from target.check(*getattr(importlib.import_module(module), name)(target.maker()))
+
+
+_RUNNERS: Mapping[str, Callable[[_Target], Iterator[Outcome]]] = {
+    "adapters": lambda target: target.check(ADAPTER_CHECKS, AdapterProbe(make_adapter=target.maker())),
+    "engines": _check_engine,
+    "tool_parsers": _check_parser,
+    "agents": _check_agent,
+    "rewards": _check_reward,
+    "group_rewards": _check_group_reward,
+    "tools": lambda target: target.check(TOOL_CHECKS, ToolProbe(make_tool=target.maker())),
+    "interactions": lambda target: target.check(INTERACTION_CHECKS, InteractionProbe(make_interaction=target.maker())),
+    "postprocessors": _check_postprocessor,
+    "routers": lambda target: target.check(ROUTER_CHECKS, RouterProbe(make_router=target.maker())),
+    "observers": lambda target: target.check(OBSERVER_CHECKS, ObserverProbe(make_observer=target.maker())),
+    "commands": _check_command,
+    "middleware": lambda target: target.check(MIDDLEWARE_CHECKS, MiddlewareProbe(make_middleware=target.maker())),
+    "reasoning_parsers": lambda target: target.check(REASONING_CHECKS, ReasoningProbe(make_parser=target.maker())),
+    _ENVIRONMENTS: _check_environment,
+    "diagnostics": lambda target: target.check(DIAGNOSTIC_CHECKS, DiagnosticProbe(make_diagnostic=target.maker())),
+    "weight_transports": lambda target: target.check(TRANSPORT_CHECKS, TransportProbe(make_transport=target.maker())),
+}

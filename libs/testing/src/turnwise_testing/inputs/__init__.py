@@ -1,0 +1,1 @@
+"""Tokenizers, templates, vocabularies, models and records for tests, without a download."""

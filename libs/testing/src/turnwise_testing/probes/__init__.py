@@ -1,0 +1,1 @@
+"""The surroundings in which checks call a part."""

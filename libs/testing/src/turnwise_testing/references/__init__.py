@@ -1,0 +1,1 @@
+"""Slow and plain computations that tests compare with."""

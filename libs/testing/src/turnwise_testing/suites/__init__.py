@@ -1,0 +1,1 @@
+"""Conformance suites for pytest: the checks of a kind, one test each."""

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import turnwise_parallel_thinking
 from turnwise.record.trajectory import Path, Trajectory
 from turnwise.types import GenerateRequest, SamplingParams
-from turnwise_transformers_engine.layout_decoder import LayoutDecoder
+from turnwise_transformers_engine.layouts.decoder import LayoutDecoder
 
 
 async def decode(model: Any, num_paths: int, num_tokens: int, num_prompt_tokens: int) -> tuple[int, float, float]:

@@ -50,7 +50,7 @@ def test_block_masks():
 
 def test_the_engines_pass_under_a_layout():
     """Arrays of the host become tensors on the model's device, and the pool is there, too."""
-    from turnwise_transformers_engine.slot_cache import ForwardInput, PoolModel
+    from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, PoolModel
 
     numbers = np.arange(6).reshape(2, 3)
     batch = ForwardInput(numbers, numbers, numbers, numbers, np.ones((2, 3, 3), bool))

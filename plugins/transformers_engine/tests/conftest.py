@@ -20,7 +20,7 @@ from turnwise_testing.engines.scenarios import (
 )
 from turnwise_testing.references.reference_model import TransformersReference, save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.fused_decoder import FusedDecoder
+from turnwise_transformers_engine.fused.decoder import FusedDecoder
 
 CONFIGS = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
 

@@ -10,7 +10,8 @@ import torch
 from turnwise.protocols import Resources
 from turnwise.weights.sources import source_of
 from turnwise_testing.engines.scenarios import generate_together, run_scenario, simple_request
-from turnwise_transformers_engine import TransformersConfig, TransformersEngine, memory_state
+from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.weights import memory_state
 
 directory, decoder = Path(sys.argv[1]), sys.argv[2]
 

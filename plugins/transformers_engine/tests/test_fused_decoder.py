@@ -14,18 +14,21 @@ from turnwise.protocols import Resources
 from turnwise.types import SamplingParams
 from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request
 from turnwise_testing.references.reference_model import save_random_model
-from turnwise_transformers_engine import TransformersConfig, TransformersEngine, fused_model, fused_probe, native_kernel
-from turnwise_transformers_engine.batch_sampling import (
+from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.fused import model as fused_model
+from turnwise_transformers_engine.fused import native_kernel
+from turnwise_transformers_engine.fused import probe as fused_probe
+from turnwise_transformers_engine.fused.batch_sampling import (
     make_columns,
     sample_rows,
     sampling_values,
     uniform_numbers,
 )
-from turnwise_transformers_engine.fused_model import Chunk, FusedModel
-from turnwise_transformers_engine.operators import TorchOperators
-from turnwise_transformers_engine.prefix_pages import PrefixPages
-from turnwise_transformers_engine.row_sampling import sample
-from turnwise_transformers_engine.slab import Slab
+from turnwise_transformers_engine.fused.model import Chunk, FusedModel
+from turnwise_transformers_engine.fused.operators import TorchOperators
+from turnwise_transformers_engine.fused.prefix_pages import PrefixPages
+from turnwise_transformers_engine.fused.slab import Slab
+from turnwise_transformers_engine.layouts.row_sampling import sample
 
 SIZES = {
     "vocab_size": VOCAB_SIZE,

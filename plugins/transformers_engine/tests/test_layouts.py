@@ -13,7 +13,7 @@ from turnwise.layout import Layout
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateRequest, SamplingParams
 from turnwise_testing.references.dense import dense_attention, token_logprobs, visibility
-from turnwise_transformers_engine.layout_decoder import LayoutDecoder
+from turnwise_transformers_engine.layouts.decoder import LayoutDecoder
 from turnwise_transformers_engine.loading import supports_layouts
 
 STOPS = (7, 8, 9)

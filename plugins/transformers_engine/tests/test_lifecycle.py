@@ -17,7 +17,7 @@ from turnwise.types import FinishReason
 from turnwise.weights.sources import as_numpy
 from turnwise_testing.engines.scenarios import abort_when_heard, failure_of
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.layout_rows import Progress
+from turnwise_transformers_engine.layouts.rows import Progress
 from turnwise_transformers_engine.loading import load_model, make_manager
 from turnwise_transformers_engine.requests import Pending
 

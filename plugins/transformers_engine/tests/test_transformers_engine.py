@@ -12,7 +12,7 @@ from turnwise.protocols import Resources
 from turnwise.types import FinishReason, SamplingParams
 from turnwise_testing.engines.scenarios import VOCAB_SIZE
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.sampling import request_options
+from turnwise_transformers_engine.manager.sampling import request_options
 
 
 @pytest.mark.parametrize("kind", ["tiny_model", "tiny_llama"])

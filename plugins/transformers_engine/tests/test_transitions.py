@@ -14,8 +14,9 @@ from turnwise.types import SamplingParams
 from turnwise_testing.checks.engine.token_versions import expect_versions
 from turnwise_testing.engines.scenarios import failure_of
 from turnwise_testing.probes.engine import EngineProbe
-from turnwise_transformers_engine import memory_state, weights
-from turnwise_transformers_engine.memory_state import MemoryState
+from turnwise_transformers_engine.weights import memory_state
+from turnwise_transformers_engine.weights import updates as weights
+from turnwise_transformers_engine.weights.memory_state import MemoryState
 
 MODULE = "model.layers.1.self_attn.q_proj"
 ADAPTER = [

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise_transformers_engine.varlen_attention import register, varlen_attention
+from turnwise_transformers_engine.manager.varlen_attention import register, varlen_attention
 
 HEADS, GROUPS, DEPTH = 4, 2, 8
 

@@ -27,10 +27,10 @@ from turnwise_engine_support.results import RequestCounters
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.loading import load_backend, make_layout_decoder, supports_layouts
-from turnwise_transformers_engine.memory_state import MemoryState, memory_bytes
 from turnwise_transformers_engine.requests import Pending
-from turnwise_transformers_engine.served_weights import ServedWeights
-from turnwise_transformers_engine.weights import StagedUpdate, stage_update, write_update
+from turnwise_transformers_engine.weights.memory_state import MemoryState, memory_bytes
+from turnwise_transformers_engine.weights.served_weights import ServedWeights
+from turnwise_transformers_engine.weights.updates import StagedUpdate, stage_update, write_update
 
 _WATCH_S = 0.5
 """Seconds between checks of the backend's thread, while requests wait for it."""

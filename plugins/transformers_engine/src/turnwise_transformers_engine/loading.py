@@ -19,10 +19,10 @@ from turnwise_engine_support.model_directory import check_model_directory, read_
 from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
-from turnwise_transformers_engine.fused_backend import make_fused_backend
-from turnwise_transformers_engine.manager_backend import ManagerBackend
-from turnwise_transformers_engine.sampling import GENERATION_OPTIONS, skip_unused_filters
-from turnwise_transformers_engine.served_weights import ServedWeights
+from turnwise_transformers_engine.fused.backend import make_fused_backend
+from turnwise_transformers_engine.manager.backend import ManagerBackend
+from turnwise_transformers_engine.manager.sampling import GENERATION_OPTIONS, skip_unused_filters
+from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 
 def supports_layouts(path: Path | None) -> bool:
@@ -44,7 +44,7 @@ def make_layout_decoder(config: TransformersConfig, model: Any, served: ServedWe
     capacity = config.layout_cache_tokens or 8 * max_context
     if capacity < max_context:
         raise ConfigError(f"layout_cache_tokens is {capacity}, but it must be at least max_context, {max_context}")
-    from turnwise_transformers_engine.layout_decoder import LayoutDecoder
+    from turnwise_transformers_engine.layouts.decoder import LayoutDecoder
 
     return LayoutDecoder(model, capacity, config.max_batch_tokens, config.seed, served=served)
 
@@ -155,7 +155,7 @@ def _make_manager(config: TransformersConfig, model: Any, max_context: int) -> A
     manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=batching)
     skip_unused_filters(manager, vocab_size=int(model.config.get_text_config().vocab_size))
     if config.attn_implementation == "sdpa" and model.device.type == "cpu":
-        from turnwise_transformers_engine import varlen_attention
+        from turnwise_transformers_engine.manager import varlen_attention
 
         # With `sdpa` the manager computes the attention of every token to every other one behind a mask: the square of
         # the batch.

@@ -19,12 +19,12 @@ import torch
 from attrs import define, field
 
 from turnwise_engine_support.error_lines import error_line
-from turnwise_transformers_engine.batch_sampling import make_columns, sample_rows
-from turnwise_transformers_engine.fused_model import Chunk, FusedModel
-from turnwise_transformers_engine.prefix_pages import PageKey, PrefixPages
-from turnwise_transformers_engine.row_batch import FusedRow, RowBatch, RowGroup, join, sampling_columns
-from turnwise_transformers_engine.served_weights import ServedWeights
-from turnwise_transformers_engine.slab import Slab
+from turnwise_transformers_engine.fused.batch_sampling import make_columns, sample_rows
+from turnwise_transformers_engine.fused.model import Chunk, FusedModel
+from turnwise_transformers_engine.fused.prefix_pages import PageKey, PrefixPages
+from turnwise_transformers_engine.fused.row_batch import FusedRow, RowBatch, RowGroup, join, sampling_columns
+from turnwise_transformers_engine.fused.slab import Slab
+from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 Notify = Callable[[list[FusedRow]], None]
 """Reports rows that have ended, from the decoder's thread."""

@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from turnwise_transformers_engine.slab import Slab
+from turnwise_transformers_engine.fused.slab import Slab
 
 AttendRows = Callable[[int, Tensor], Tensor]
 """Attends in a layer: its number, (B, H + 2 G, D) rotated projections -> (B, H * D)."""

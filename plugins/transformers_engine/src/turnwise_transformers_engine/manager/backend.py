@@ -16,9 +16,9 @@ from typing import Any, cast
 from attrs import define, field
 
 from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise_transformers_engine.manager.sampling import request_options
 from turnwise_transformers_engine.requests import Pending, PrefillDeduplicator
-from turnwise_transformers_engine.sampling import request_options
-from turnwise_transformers_engine.served_weights import ServedWeights
+from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 
 @define(eq=False)
@@ -132,7 +132,7 @@ class ManagerBackend:
         cache.evict_cached_blocks()
 
     def free_cache(self) -> None:
-        from turnwise_transformers_engine import paged_step
+        from turnwise_transformers_engine.manager import paged_step
 
         cache = self.manager.batch_processor.cache
         cache.evict_cached_blocks()

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from turnwise.layout import Layout, visible_keys
 from turnwise.types import SamplingParams
 from turnwise_engine_support.results import VersionStart
-from turnwise_transformers_engine.context_tree import TRASH, ContextTree, Placement
-from turnwise_transformers_engine.slot_cache import ForwardInput, pad_rows
+from turnwise_transformers_engine.layouts.context_tree import TRASH, ContextTree, Placement
+from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, pad_rows
 
 
 @define(eq=False)

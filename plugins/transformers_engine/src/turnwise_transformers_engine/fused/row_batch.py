@@ -12,9 +12,9 @@ from attrs import define, field
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise_transformers_engine.batch_sampling import COLUMNS, SamplingColumns
-from turnwise_transformers_engine.layout_rows import Progress
-from turnwise_transformers_engine.slab import Slab
+from turnwise_transformers_engine.fused.batch_sampling import COLUMNS, SamplingColumns
+from turnwise_transformers_engine.fused.slab import Slab
+from turnwise_transformers_engine.layouts.rows import Progress
 
 _FIRST_LENGTH = 64
 

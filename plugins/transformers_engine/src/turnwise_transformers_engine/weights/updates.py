@@ -11,8 +11,8 @@ from turnwise.errors import EngineError, TornWeightsError
 from turnwise.weights.sources import as_tensor
 from turnwise_engine_support.error_lines import error_line
 from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype
-from turnwise_transformers_engine.adapters import adapted_weight
-from turnwise_transformers_engine.memory_state import MemoryState, finish_writes
+from turnwise_transformers_engine.weights.adapters import adapted_weight
+from turnwise_transformers_engine.weights.memory_state import MemoryState, finish_writes
 
 
 @frozen(eq=False)

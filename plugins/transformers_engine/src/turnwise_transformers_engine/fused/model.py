@@ -23,8 +23,8 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention
 
-from turnwise_transformers_engine.operators import AttendRows, Operators, Rotary, TorchOperators
-from turnwise_transformers_engine.slab import Slab
+from turnwise_transformers_engine.fused.operators import AttendRows, Operators, Rotary, TorchOperators
+from turnwise_transformers_engine.fused.slab import Slab
 
 ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types with this structure, as `model_type` of `config.json`. Only others that pass `refusal` may be added."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
-from turnwise_transformers_engine.context_tree import TRASH
+from turnwise_transformers_engine.layouts.context_tree import TRASH
 
 _FIRST_SLOTS = 2048
 

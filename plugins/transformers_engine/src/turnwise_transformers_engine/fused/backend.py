@@ -12,11 +12,11 @@ from attrs import define, field
 
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise_transformers_engine.requests import Pending
-from turnwise_transformers_engine.served_weights import ServedWeights
+from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 if TYPE_CHECKING:
-    from turnwise_transformers_engine.fused_decoder import FusedDecoder
-    from turnwise_transformers_engine.row_batch import FusedRow
+    from turnwise_transformers_engine.fused.decoder import FusedDecoder
+    from turnwise_transformers_engine.fused.row_batch import FusedRow
 
 
 @define(eq=False)
@@ -58,8 +58,8 @@ class FusedBackend:
         """Return at once: the decoder lets requests with one context wait for the first."""
 
     def submit(self, pending: Pending, max_tokens: int) -> None:
-        from turnwise_transformers_engine.batch_sampling import sampling_values
-        from turnwise_transformers_engine.row_batch import FusedRow
+        from turnwise_transformers_engine.fused.batch_sampling import sampling_values
+        from turnwise_transformers_engine.fused.row_batch import FusedRow
 
         sampling = pending.request.sampling
         seed = sampling.seed if sampling.seed is not None else int(self._seeds.integers(2**63))
@@ -134,8 +134,8 @@ def make_fused_backend(
     Raises:
         EngineError: the memory is too small for the cache.
     """
-    from turnwise_transformers_engine.fused_decoder import FusedDecoder
-    from turnwise_transformers_engine.fused_probe import fuse
+    from turnwise_transformers_engine.fused.decoder import FusedDecoder
+    from turnwise_transformers_engine.fused.probe import fuse
 
     fused, text = fuse(model, max_context)
     if fused is None:

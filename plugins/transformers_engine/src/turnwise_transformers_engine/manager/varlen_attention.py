@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
-from turnwise_transformers_engine.paged_step import gather_pages, get_plan, write_keys_values
+from turnwise_transformers_engine.manager.paged_step import gather_pages, get_plan, write_keys_values
 
 NAME: Final = "turnwise_varlen"
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from turnwise_transformers_engine.fused_model import Chunk, FusedModel, refusal
-from turnwise_transformers_engine.native_kernel import load_operators
-from turnwise_transformers_engine.operators import TorchOperators
-from turnwise_transformers_engine.slab import Slab
+from turnwise_transformers_engine.fused.model import Chunk, FusedModel, refusal
+from turnwise_transformers_engine.fused.native_kernel import load_operators
+from turnwise_transformers_engine.fused.operators import TorchOperators
+from turnwise_transformers_engine.fused.slab import Slab
 
 _NUM_ROWS: Final = 3
 _NUM_TOKENS: Final = 24

@@ -27,8 +27,8 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from turnwise_transformers_engine.operators import AttendRows, Rotary
-from turnwise_transformers_engine.slab import Slab
+from turnwise_transformers_engine.fused.operators import AttendRows, Rotary
+from turnwise_transformers_engine.fused.slab import Slab
 
 # Sums may be reordered, so that they can be vectorised. `-ffast-math` would also link code that makes the process flush
 # subnormal numbers to zero.
@@ -127,7 +127,7 @@ def load_operators() -> NativeOperators | str:
 
 def _compiled(compiler: str) -> Path:
     """Return the path of the library, and compile it first if the cache folder lacks it."""
-    source = files("turnwise_transformers_engine") / "native_kernel.c"
+    source = files(__package__) / "native_kernel.c"
     # Home folders are shared by machines with different processors, and `-march=native` is for one kind.
     key = "\0".join([source.read_text(encoding="utf-8"), compiler, *_FLAGS, platform.machine(), _processor_flags()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"

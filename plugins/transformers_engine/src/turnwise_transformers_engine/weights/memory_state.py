@@ -21,9 +21,9 @@ from attrs import define, field
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import MemoryTag
 from turnwise.weights.sleep import drops_weights
-from turnwise_transformers_engine.adapters import AdapterMerger
 from turnwise_transformers_engine.backend import Backend
-from turnwise_transformers_engine.served_weights import ServedWeights
+from turnwise_transformers_engine.weights.adapters import AdapterMerger
+from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 _DRAIN_S = 30.0
 """Seconds that the backend may take to drop aborted requests."""

@@ -1,0 +1,1 @@
+"""The decoder of records with parallel paths."""

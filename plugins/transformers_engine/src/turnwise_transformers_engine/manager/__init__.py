@@ -1,0 +1,1 @@
+"""The decoder of every other causal model: transformers' continuous batching."""

@@ -24,9 +24,9 @@ import structlog
 from measurement import describe_machine
 
 from turnwise.descriptors import raise_descriptor_limit
-from turnwise_gateway.callers import ProcessCensus, ProgramCallers
-from turnwise_gateway.orphans import VARIABLE
-from turnwise_gateway.peer_socket import Address
+from turnwise_gateway.programs.callers import ProcessCensus, ProgramCallers
+from turnwise_gateway.programs.orphans import VARIABLE
+from turnwise_gateway.programs.peer_socket import Address
 
 ROUNDS = 50
 IDLE = ["sh", "-c", "sleep 600 & wait"]

@@ -10,8 +10,7 @@ from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.runtime.worker import WorkerComponents
 from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_reported_reward import ReportedReward
 from turnwise_testing.probes.agent import AgentProbe, probe_chat, probe_resources
 

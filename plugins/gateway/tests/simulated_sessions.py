@@ -28,10 +28,11 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.types import GenerateRequest
-from turnwise_gateway import make_external, pull, pull_pool
-from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.pull_options import PullOptions
-from turnwise_gateway.pull_site import SharedAccess
+from turnwise_gateway import make_external
+from turnwise_gateway.config import ExternalConfig, PullOptions
+from turnwise_gateway.pull import desk as pull
+from turnwise_gateway.pull import shared_pool as pull_pool
+from turnwise_gateway.pull.site import SharedAccess
 from turnwise_gateway.session.options import TrainedKinds
 from turnwise_reported_reward.reward import ReportedReward
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES

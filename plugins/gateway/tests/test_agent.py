@@ -14,9 +14,9 @@ from gateway_rollouts import start_rollout, wait_until, write_rollout
 from turnwise import Resources, Status
 from turnwise.errors import ConfigError
 from turnwise_gateway import make_external
-from turnwise_gateway.agent import show_task
+from turnwise_gateway.agents.agent import show_task
 from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.program import INHERITED
+from turnwise_gateway.programs.program import INHERITED
 from turnwise_result_files import read_results
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig

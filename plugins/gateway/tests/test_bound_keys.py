@@ -16,9 +16,10 @@ from gateway_rollouts import start_rollout, wait_until, write_rollout
 
 from turnwise import Status
 from turnwise.errors import ConfigError
-from turnwise_gateway import callers, make_external, processes
+from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.peer_socket import can_find_inodes
+from turnwise_gateway.programs import callers, processes
+from turnwise_gateway.programs.peer_socket import can_find_inodes
 from turnwise_gateway.server.gateway_server import FOREIGN_CALLER
 from turnwise_result_files import read_results
 from turnwise_testing.probes.agent import AgentProbe, Run, make_task, probe_resources

@@ -2,7 +2,7 @@
 
 import sys
 
-from turnwise_gateway import orphans
+from turnwise_gateway.programs import orphans
 
 
 def test_the_environment_of_a_process_that_starts_is_read(tmp_path, monkeypatch):

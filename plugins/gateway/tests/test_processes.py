@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise_gateway.processes import Process, find_tree
+from turnwise_gateway.programs.processes import Process, find_tree
 
 FIRST = 10**7
 """Larger than any id of a process, so that no environment is found for them."""

@@ -31,11 +31,10 @@ from turnwise.episode.setup import EpisodeContext
 from turnwise.errors import DataError
 from turnwise.record.spec import EpisodeSpec
 from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool import control
 from turnwise_gateway.pool.control_server import ControlServer
-from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.routes import build_serving_app

@@ -9,10 +9,10 @@ from turnwise_gateway.config import ExternalConfig
 def make_external(config: ExternalConfig, resources: Resources) -> Agent:
     """Build the agent; `ConfigError` when the run has no chat template, or the function cannot be imported."""
     if config.pull is not None:
-        from turnwise_gateway.pull_agent import PullAgent
+        from turnwise_gateway.pull.agent import PullAgent
 
         return PullAgent(config, config.pull, resources)
-    from turnwise_gateway.agent import ExternalAgent
+    from turnwise_gateway.agents.agent import ExternalAgent
 
     return ExternalAgent(config, resources)
 

@@ -14,10 +14,10 @@ from attrs import define, field, frozen
 from turnwise import ToolCall, ToolResult
 from turnwise.errors import InfrastructureError
 from turnwise.types import ToolSchema
-from turnwise_gateway.callers import ProcessCensus, ProgramCallers
 from turnwise_gateway.calls import Answer, CallerCheck, CallRefusedError, ModelCall, SessionBackend
 from turnwise_gateway.limits import CallLimits
-from turnwise_gateway.program_places import ProgramPlaces
+from turnwise_gateway.programs.callers import ProcessCensus, ProgramCallers
+from turnwise_gateway.programs.program_places import ProgramPlaces
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 
 _MAX_ENDED: Final = 1024

@@ -16,8 +16,7 @@ from attrs import define, field
 
 from turnwise import Status
 from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 
 NUM_EPISODES = 60

@@ -21,10 +21,9 @@ from attrs import define
 from gateway_agents import RefusedError, converse
 
 from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_gateway.pool.store import PoolTask
-from turnwise_gateway.pull_options import PullOptions
-from turnwise_gateway.pull_pool import SharedStore
+from turnwise_gateway.pull.shared_pool import SharedStore
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 WORKER = Path(__file__).parents[1] / "programs" / "pull_worker.py"

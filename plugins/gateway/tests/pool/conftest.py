@@ -14,8 +14,7 @@ from attrs import evolve
 from pull_control import ANSWER, Control
 
 from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_gateway.tree.messages import split_think
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from turnwise_gateway import pull_agent
 from turnwise_gateway.config import AgentLimits
-from turnwise_gateway.pull import Offer
-from turnwise_gateway.pull_agent import PullAgent
+from turnwise_gateway.pull import agent as pull_agent
+from turnwise_gateway.pull.agent import PullAgent
+from turnwise_gateway.pull.desk import Offer
 
 
 class Attempt:

@@ -19,9 +19,9 @@ from turnwise.episode.driver import EpisodeProgram
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
-from turnwise_gateway import make_external, pull
-from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway import make_external
+from turnwise_gateway.config import ExternalConfig, PullOptions
+from turnwise_gateway.pull import desk as pull
 from turnwise_reported_reward import ReportedReward
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 

@@ -14,8 +14,8 @@ from session_scenarios import TURNS
 
 from turnwise import Status
 from turnwise_gateway.pool.store import Lease
-from turnwise_gateway.pull import PullDesk
-from turnwise_gateway.pull_pool import SharedPool
+from turnwise_gateway.pull.desk import PullDesk
+from turnwise_gateway.pull.shared_pool import SharedPool
 
 
 def test_an_outside_agent_runs_and_scores_an_episode(run_with: Callable[..., Any], tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import json
 import sys
 
 from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 
 

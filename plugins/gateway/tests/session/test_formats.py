@@ -13,7 +13,7 @@ from session_scenarios import ADD, ScenarioAgent, as_message, make_call, results
 from turnwise import Registry, Resources, Status
 from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, TemplateError
-from turnwise_gateway.agent import build_parts
+from turnwise_gateway.agents.agent import build_parts
 from turnwise_gateway.config import ExternalConfig
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs.tokenizers import byte_tokenizer

@@ -27,7 +27,7 @@ from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.terminal import write_error, write_output
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
-from turnwise_gateway.pull_site import announced
+from turnwise_gateway.pull.site import announced
 from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk

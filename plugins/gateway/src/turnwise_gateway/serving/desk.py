@@ -24,7 +24,7 @@ from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.control_server import RequestError
 from turnwise_gateway.pool.leased_session import RecordedSession
 from turnwise_gateway.pool.store import Attempted
-from turnwise_gateway.program import ProgramFailedError
+from turnwise_gateway.programs.program import ProgramFailedError
 from turnwise_gateway.replay.request_file import end_log
 from turnwise_gateway.session.lineage import find_kinds
 from turnwise_gateway.session.session import Session, SessionParts

@@ -14,7 +14,7 @@ from attrs import asdict, define, evolve, field
 from turnwise import Task
 from turnwise.errors import DataError
 from turnwise.types import JsonDict
-from turnwise_gateway.agent import show_task
+from turnwise_gateway.agents.agent import show_task
 from turnwise_gateway.config import AGENT_NAME
 from turnwise_gateway.dialects.strict_json import write_json
 from turnwise_gateway.pool.atif import describe_session

@@ -12,13 +12,13 @@ from attrs import define, field, frozen
 from turnwise import Episode, Resources, RunConfig, State
 from turnwise.errors import DataError, PromptTooLongError
 from turnwise.plugin.host import Host
-from turnwise_gateway.agent import build_parts
+from turnwise_gateway.agents.agent import build_parts
+from turnwise_gateway.agents.reported import check_turns, note_score
+from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AGENT_NAME, AgentLimits
-from turnwise_gateway.reported import check_turns, note_score
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.session import SessionParts
-from turnwise_gateway.watch import wait_for_agent
 
 SERVED_NAME: Final = "gateway_session"
 START_S: Final = 300.0

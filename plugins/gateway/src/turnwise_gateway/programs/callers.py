@@ -18,8 +18,15 @@ from attrs import define, field
 
 from turnwise import Episode
 from turnwise.threads import in_thread
-from turnwise_gateway.peer_socket import Address, SocketFinder
-from turnwise_gateway.processes import Process, find_owners, find_session, find_tree, list_processes, read_process
+from turnwise_gateway.programs.peer_socket import Address, SocketFinder
+from turnwise_gateway.programs.processes import (
+    Process,
+    find_owners,
+    find_session,
+    find_tree,
+    list_processes,
+    read_process,
+)
 
 _MAX_KNOWN: Final = 4
 

@@ -24,7 +24,7 @@ from attrs import asdict, define, field, frozen
 
 from turnwise.errors import InfrastructureError
 from turnwise.types import JsonObject
-from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.config import PullOptions
 
 HOST: Final = "127.0.0.1"
 _BACKLOG: Final = 1024

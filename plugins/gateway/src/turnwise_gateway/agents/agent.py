@@ -21,18 +21,18 @@ from attrs import define, field
 from turnwise import Episode, Resources, State, Task
 from turnwise.errors import ConfigError
 from turnwise.types import JsonDict
-from turnwise_gateway.callers import ProgramCallers
+from turnwise_gateway.agents.reported import check_turns
+from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.host import ModelClient, RunningServer, ServerHost
-from turnwise_gateway.keeper import KEEPER
-from turnwise_gateway.peer_socket import can_find_inodes
 from turnwise_gateway.pool.scores import MAX_NUMBER
-from turnwise_gateway.program import Program, ProgramFailedError, inherited
+from turnwise_gateway.programs.callers import ProgramCallers
+from turnwise_gateway.programs.keeper import KEEPER
+from turnwise_gateway.programs.peer_socket import can_find_inodes
+from turnwise_gateway.programs.program import Program, ProgramFailedError, inherited
 from turnwise_gateway.replay.request_file import end_log, log_session
-from turnwise_gateway.reported import check_turns
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.session import Session, SessionParts
-from turnwise_gateway.watch import wait_for_agent
 
 SCORE_MARK: Final = "TURNWISE_SCORE="
 """Start of a line of a program's output that reports its score."""

@@ -13,7 +13,7 @@ from typing import Final
 from attrs import define, field
 
 from turnwise.threads import in_thread
-from turnwise_gateway import orphans
+from turnwise_gateway.programs import orphans
 
 _WORKER: Final = secrets.token_hex(8)
 

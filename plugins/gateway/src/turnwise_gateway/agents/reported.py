@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from turnwise_gateway.program import ProgramFailedError
+from turnwise_gateway.programs.program import ProgramFailedError
 from turnwise_gateway.session.session import Session
 
 

@@ -14,8 +14,8 @@ import structlog
 from attrs import define, field
 
 from turnwise.errors import InfrastructureError
-from turnwise_gateway.keeper import KEEPER
-from turnwise_gateway.orphans import VARIABLE
+from turnwise_gateway.programs.keeper import KEEPER
+from turnwise_gateway.programs.orphans import VARIABLE
 
 MAX_LINE: Final = 4096
 """Characters of a line that are kept."""

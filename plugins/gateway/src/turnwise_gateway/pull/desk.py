@@ -21,15 +21,15 @@ from attrs import define, evolve, field
 
 from turnwise import Episode
 from turnwise.errors import ConfigError, DataError, InfrastructureError
-from turnwise_gateway.agent import show_task
+from turnwise_gateway.agents.agent import show_task
+from turnwise_gateway.config import PullOptions
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.control_server import build_runner
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.store import Lease, PoolResult, PoolTask
 from turnwise_gateway.pool.task_pool import TaskPool
-from turnwise_gateway.pull_options import PullOptions
-from turnwise_gateway.pull_pool import POLL_S, HeldError, SharedPool, SharedStore, build_shared_app, name_task
-from turnwise_gateway.pull_site import PullSite
+from turnwise_gateway.pull.shared_pool import POLL_S, HeldError, SharedPool, SharedStore, build_shared_app, name_task
+from turnwise_gateway.pull.site import PullSite
 from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.server.closing import close_runner

@@ -9,18 +9,17 @@ from attrs import define, evolve, field
 
 from turnwise import Episode, Resources, State
 from turnwise.errors import InfrastructureError
-from turnwise_gateway.agent import build_parts
-from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.agents.agent import build_parts
+from turnwise_gateway.agents.reported import check_turns, note_score
+from turnwise_gateway.agents.watch import wait_for_agent
+from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_gateway.host import ServerHost
 from turnwise_gateway.pool.store import PoolResult
 from turnwise_gateway.pool.store import State as RolloutState
-from turnwise_gateway.program import ProgramFailedError
-from turnwise_gateway.pull import Attempt, Offer, PullHost
-from turnwise_gateway.pull_options import PullOptions
-from turnwise_gateway.reported import check_turns, note_score
+from turnwise_gateway.programs.program import ProgramFailedError
+from turnwise_gateway.pull.desk import Attempt, Offer, PullHost
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.session import SessionParts
-from turnwise_gateway.watch import wait_for_agent
 
 
 @define(eq=False)

@@ -30,7 +30,7 @@ from turnwise_gateway.pool.sqlite_rows import FROM_ROLLOUT, LEASE_COLUMNS, parse
 from turnwise_gateway.pool.sqlite_store import SqliteStore
 from turnwise_gateway.pool.store import Lease, PoolError, PoolTask, State
 from turnwise_gateway.pool.task_pool import TaskPool
-from turnwise_gateway.pull_site import PullSite, find_workers
+from turnwise_gateway.pull.site import PullSite, find_workers
 from turnwise_gateway.server.options import ServerOptions
 
 POLL_S: Final = 0.2

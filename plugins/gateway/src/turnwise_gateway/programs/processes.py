@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import frozen
 
-from turnwise_gateway.orphans import read_marks
+from turnwise_gateway.programs.orphans import read_marks
 
 _ENDED: Final = (FileNotFoundError, ProcessLookupError)
 _ROOTS: Final = (0, 1)

@@ -1,0 +1,1 @@
+"""Processes of agents' programs: their start, their connections and their end."""

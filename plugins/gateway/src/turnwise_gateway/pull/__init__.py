@@ -1,0 +1,1 @@
+"""Episodes that outside agents lease from a task pool."""

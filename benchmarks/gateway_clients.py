@@ -20,7 +20,6 @@ from turn_cost import PLAN, build_components
 from workload import Workload, schemas
 
 from turnwise import Resources, Task
-from turnwise.chat.template import ChatTemplate
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
 from turnwise.episode.driver import EpisodeProgram
@@ -28,6 +27,7 @@ from turnwise.episode.setup import EngineClient
 from turnwise.plugin.host import load
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
+from turnwise_chat_templates.template import ChatTemplate
 
 NUM_TOOLS = 10
 

@@ -44,7 +44,6 @@ from turnwise import (
     Tool,
     ToolResult,
 )
-from turnwise.chat.template import ChatTemplate
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
 from turnwise.episode.driver import EpisodeProgram
@@ -55,6 +54,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
+from turnwise_chat_templates.template import ChatTemplate
 
 CACHE = Path(__file__).parent / ".cache" / "tokenizer"
 PLAN = RolloutPlan(default_agent="tool_agent", agents={"tool_agent": None})

@@ -6,7 +6,7 @@ Writes the parts of the documentation that come from code: pages of `docs/refere
     python docs/generate.py demo       run `make demo`, show one episode, and write both into the tutorial
 
 `reference_pages` builds the text of the pages. The page of chat templates comes from their tests, and is written if
-`trl` is installed. `core/tests/chat/test_quirks.py` checks it, because that takes longer than `--check` may.
+`trl` is installed. `libs/chat_templates/tests/test_quirks.py` checks it, because that takes longer than `--check` may.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from turnwise_result_files import read_results
 
 ROOT: Final = Path(__file__).parents[1]
 REFERENCE: Final = ROOT / "docs/reference"
-TEMPLATE_TESTS: Final = ROOT / "core/tests/chat"
+TEMPLATE_TESTS: Final = ROOT / "libs/chat_templates/tests"
 DEMO_PAGE: Final = ROOT / "docs/tutorial/first-rollout.md"
 DEMO_BEGIN: Final = "<!-- demo:begin -->"
 DEMO_END: Final = "<!-- demo:end -->"

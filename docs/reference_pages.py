@@ -64,7 +64,7 @@ def config_page() -> Iterator[str]:
     for name, kind in sections.items():
         yield from (f"## {name}", "", *prose(summary_of(kind)), *fields_table(kind))
     yield from ("## Options of the plugins", "", "The parts that the plugins of this repository register, by kind.", "")
-    yield from options_lines(load(PluginRecipe(allow=PLUGINS)))
+    yield from options_lines(load(PluginRecipe(allow=(*PLUGINS, "chat_templates"))))
 
 
 def options_lines(host: Host) -> Iterator[str]:
@@ -121,7 +121,7 @@ def default_text(field: attrs.Attribute[Any]) -> str:
 
 def cli_page() -> Iterator[str]:
     """Yield the lines of the page about the command line."""
-    host = load(PluginRecipe(allow=(*PLUGINS, "testing")))
+    host = load(PluginRecipe(allow=(*PLUGINS, "chat_templates", "testing")))
     parser = make_parser(host)
     yield from ("# Command line", "", *prose(parser.description or ""))
     yield from (*_CLI_INTRODUCTION.splitlines(), "")
@@ -201,7 +201,7 @@ def packages_page() -> Iterator[str]:
     """Yield the lines of the page about distributions."""
     yield from ("# Packages", "", *_PACKAGES_INTRODUCTION.splitlines(), "")
     yield from ("| distribution | registers | description |", "| --- | --- | --- |")
-    host = load(PluginRecipe(allow=PLUGINS))
+    host = load(PluginRecipe(allow=(*PLUGINS, "chat_templates")))
     for file in (
         path for folder in ("core", "plugins/*", "libs/*") for path in sorted(ROOT.glob(f"{folder}/pyproject.toml"))
     ):

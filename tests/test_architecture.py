@@ -20,6 +20,7 @@ CORE = ROOT / "core/src/turnwise"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 MODULES = [f"turnwise_{name}" for name in PLUGINS]
 LIBRARIES = [
+    "turnwise_chat_templates",
     "turnwise_engine_support",
     "turnwise_result_files",
     "turnwise_rollout_buffer",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hub_runs import environment, turnwise, write_run
 
-from turnwise import load_chat
 from turnwise.protocols import ModelSpec
+from turnwise_chat_templates import load_chat
 from turnwise_result_files import read_results
 from turnwise_testing.inputs.model_hub import ModelHub
 from turnwise_testing.inputs.tiny_chat import make_tiny_model, write_gguf

@@ -49,7 +49,14 @@ def site(tmp_path, monkeypatch):
 def scores(*overrides):
     """Run two tasks of the demo and return their statuses, scores, faults and ids."""
     judge = ["engine=transformers", "model.path=package:turnwise_calculator_demo", "sampling.max_tokens=24"]
-    plugins = ["transformers_engine", "tool_agent", "tool_parsers", "calculator_demo", "acme_same_answer"]
+    plugins = [
+        "chat_templates",
+        "transformers_engine",
+        "tool_agent",
+        "tool_parsers",
+        "calculator_demo",
+        "acme_same_answer",
+    ]
     config = load_config(
         ROOT / "examples/calculator.yaml",
         [

@@ -11,7 +11,7 @@ import pytest
 from option_runs import command, config_of, write_config, write_site
 
 from turnwise import messages
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_result_files import read_results
 
 AGENTS: dict[str, dict[str, Any]] = {

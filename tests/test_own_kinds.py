@@ -22,7 +22,9 @@ from pathlib import Path
 import aiohttp
 
 from turnwise import Observer, Reply, State, TrajectoryScore
+from turnwise_chat_templates import ChatTemplate as _ChatTemplate
 from turnwise_routing_bench.baseline_routers import RoundRobin as _RoundRobin
+from turnwise_testing import byte_tokenizer as _byte_tokenizer
 from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 from turnwise_testing.probes.agent import ProbeParser as _ProbeParser
 
@@ -39,6 +41,13 @@ class Engine(ScriptedEngine):
         policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=mean_tokens)
         super().__init__(policy=policy, record=False)
         note("engines")
+
+
+class OwnChat(_ChatTemplate):
+    def __init__(self, resources):
+        assert resources.model.path.name == "model"
+        super().__init__(_byte_tokenizer())
+        note("chats")
 
 
 class Agent:
@@ -166,6 +175,7 @@ async def outside(task, client):
 PARTS = {
     "engines": ["engine={name: './own.py:Engine', mean_tokens: 4}"],
     "agents": ["agent=./own.py:Agent"],
+    "chats": ["chat=./own.py:OwnChat"],
     "tool_parsers": ["parser=./own.py:Parser", "tools=[./own.py:tool]"],
     "reasoning_parsers": ["reasoning_parser=./own.py:Reasoning"],
     "rewards": ["reward=./own.py:reward"],

@@ -156,8 +156,17 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
     project = project_file("core")["project"]
     found = {extra: Requirement(lines[0]) for extra, lines in project["optional-dependencies"].items()}
     named = set()
-    host = load(PluginRecipe(allow=(*PLUGINS, "testing")))
-    for kind in ("adapters", "agents", "commands", "engines", "observers", "reasoning_parsers", "tool_parsers"):
+    host = load(PluginRecipe(allow=(*PLUGINS, "chat_templates", "testing")))
+    for kind in (
+        "adapters",
+        "agents",
+        "chats",
+        "commands",
+        "engines",
+        "observers",
+        "reasoning_parsers",
+        "tool_parsers",
+    ):
         for entry in host.registry(kind).entries().values():
             if entry.owner != "builtins":
                 name = entry.name.replace("_", "-")  # perhaps of parts of two kinds in one package

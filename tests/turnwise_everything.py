@@ -99,6 +99,28 @@ class SilentEngine(Part):
     async def stop(self) -> None: ...
 
 
+class SilentChat(Part):
+    """Writes nothing."""
+
+    stop_token_ids = (0,)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self
+
+    def guard(self, content: str) -> str:
+        return content
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Any:
+        return ()
+
+    def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True) -> Any:
+        return ()
+
+    def text(self, token_ids: Any) -> str:
+        return ""
+
+
 class SilentParser(Part):
     """Finds no call."""
 
@@ -246,6 +268,12 @@ def register_adapters(registry: Registry[Adapter]) -> None:
 def register_engines(registry: Registry[Engine]) -> None:
     """Add an engine."""
     registry.add("silent_engine", SilentEngine, config=Options)
+
+
+@hookimpl
+def register_chats(registry: Registry[Chat]) -> None:
+    """Add a chat."""
+    registry.add("silent_chat", SilentChat, config=Options)
 
 
 @hookimpl

@@ -66,7 +66,6 @@ from turnwise.types import (
 if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
     from turnwise.batch.rollout_batch import RolloutBatch
-    from turnwise.chat.template import load_chat
     from turnwise.config.file import load_config
     from turnwise.config.resolve import load_resolved
     from turnwise.config.run import RunConfig
@@ -140,7 +139,6 @@ __all__ = [
     "handle_interrupts",
     "hookimpl",
     "hookspec",
-    "load_chat",
     "load_config",
     "load_resolved",
     "plan_placement",
@@ -159,7 +157,6 @@ _ON_DEMAND = {
     "UnfinishedEpisode": "turnwise.record.spec",
     "configure_logging": "turnwise.events.logging",
     "handle_interrupts": "turnwise.interrupts",
-    "load_chat": "turnwise.chat.template",
     "check_run": "turnwise.runtime.launch",
     "load_config": "turnwise.config.file",
     "load_resolved": "turnwise.config.resolve",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Final
 
 from turnwise.threads import in_thread
@@ -12,6 +13,8 @@ from turnwise.types import Message, TokenArray, ToolCall
 
 UNNAMED_CALL: Final = "malformed_call"
 """Name of a call whose name cannot be read: clients and templates refuse an empty one, and no tool has this one."""
+record_metric: Final[ContextVar[Callable[[str, float], None]]] = ContextVar("record_metric")
+"""Adds to a metric of the episode that the running task belongs to, for chats, which know no episode."""
 LONG_CHARS: Final = 1 << 14
 """Characters from which `encode_beside_loop` uses a thread: templates and tokenizers take 5 to 10 ms for them."""
 _ONE_AT_A_TIME: Final = threading.Lock()

@@ -12,9 +12,9 @@ from episode_fakes import EOS, ConstantReward, LookTool, LoopAgent, TinyEngine, 
 
 from turnwise import Capabilities, FinishReason, GenerateResult, Status, ToolCall, ToolResult
 from turnwise.batch.rollout_batch import collate
-from turnwise.chat.conversations import COMPARED_METRIC
 from turnwise.episode.setup import Limits
 from turnwise.errors import EngineError, InfrastructureError
+from turnwise.protocols.chat import COMPARED_METRIC
 
 FIELDS = [each.name for each in attrs.fields(GenerateResult)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.config.file import structure_config
 from turnwise.errors import ConfigError, DataError, PluginError
-from turnwise.plugin.host import Host
+from turnwise.plugin.host import Host, load
 from turnwise.runtime.build import RunBuilder
 from turnwise.types import Task
 from turnwise.weights.sources import source_of
@@ -82,15 +82,14 @@ def test_shared_parts_are_built_once():
 
 
 def test_the_chat_template_treats_special_tokens_by_the_config(tmp_path):
-    """`rollout.special_tokens_in_content` reaches the template of the model and of the judge."""
+    """Options of `chat` and `judge.chat` reach the templates of the model and of the judge."""
     byte_tokenizer().save_pretrained(tmp_path)
     forged = [{"role": "user", "content": "<|im_end|>"}]
     found = {}
     for policy in ("text", "parse"):
-        model = {"path": str(tmp_path)}
-        sections = {"model": model, "judge": {"engine": "e", "model": model}}
-        config = config_with(rollout={"special_tokens_in_content": policy}, **sections)
-        resources = RunBuilder(config, host_with([])).resources
+        chosen = {"model": {"path": str(tmp_path)}, "chat": {"name": "jinja", "special_tokens_in_content": policy}}
+        config = config_with(judge={"engine": "e", **chosen}, **chosen)
+        resources = RunBuilder(config, load()).resources
         found[policy] = [chat.prompt(forged).tolist().count(258) for chat in (resources.chat, resources.judge.chat)]
     assert {"text": [1, 1], "parse": [2, 2]} == found
 

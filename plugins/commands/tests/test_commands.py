@@ -69,7 +69,7 @@ class TestRollout:
         """
         The observer `episode_log` writes a line per episode with its costs and status.
         """
-        plugins = "plugins=[scripted_kit,acme_odd,observability,plain_functions]"
+        plugins = "plugins=[scripted_kit,chat_templates,acme_odd,observability,plain_functions]"
         assert rollout(run_dir, plugins, "observers=[episode_log]", "telemetry.log_format=json") == 0
         lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
         episodes = [line for line in lines if line["event"] == "episode finished"]

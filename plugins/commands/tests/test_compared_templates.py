@@ -43,7 +43,8 @@ def test_a_rule_by_length(tmp_path, monkeypatch, capsys, template, every, compar
         agent="tool_agent",
         interaction="./user.py:User",
         modules=["./user.py"],
-        rollout={"prompt_length": 512, "response_length": 16384, "template_check_every": every},
+        rollout={"prompt_length": 512, "response_length": 16384},
+        chat={"name": "jinja", "check_every": every},
         plugins=["scripted_kit", "tool_agent", "commands"],
     )
 

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 
-from turnwise import ModelSpec, Resources, load_chat
+from turnwise import ModelSpec, Resources
 from turnwise.cli import main
 from turnwise.errors import DataError
 from turnwise.types import TrajectoryScore
 from turnwise_calculator_demo import model_dir
+from turnwise_chat_templates import load_chat
 from turnwise_conversions import encode_demonstration, to_atif, to_chat, to_dataset
 from turnwise_result_files import TrajectoryWriter
 from turnwise_testing.probes.agent import AgentProbe, ProbeParser, make_task, probe_resources

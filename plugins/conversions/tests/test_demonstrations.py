@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import DataError
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_conversions import encode_demonstration
 from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 

@@ -6,9 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from turnwise import ModelSpec, load_chat
+from turnwise import ModelSpec
 from turnwise.cli import main
 from turnwise_calculator_demo import model_dir
+from turnwise_chat_templates import load_chat
 from turnwise_conversions import encode_demonstration
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}

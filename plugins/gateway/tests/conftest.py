@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from turnwise import ToolResult
-from turnwise.chat.render import HuggingFaceTokenizer
+from turnwise_chat_templates.render import HuggingFaceTokenizer
 from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
 from turnwise_gateway.dialects.request_body import _Scan
 from turnwise_gateway.limits import CallLimits

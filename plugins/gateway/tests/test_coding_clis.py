@@ -13,8 +13,8 @@ from coding_model import CALLS, CodingModel
 from session_scenarios import Sessions
 
 from turnwise import Status
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_result_files import read_results
 from turnwise_testing.engines.scripted import ScriptedEngine

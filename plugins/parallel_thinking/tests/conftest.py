@@ -7,7 +7,7 @@ import pytest
 from attrs import define, evolve, field
 
 from turnwise import Resources
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_parallel_thinking import make_parallel_thinking
 from turnwise_parallel_thinking.config import ParallelThinkingConfig, Tags
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine

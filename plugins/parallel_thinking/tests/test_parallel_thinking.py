@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from turnwise import Resources, Status
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError
 from turnwise.layout import Layout, Objective
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_parallel_thinking import make_parallel_thinking
 from turnwise_parallel_thinking.config import ParallelThinkingConfig, Tags
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES

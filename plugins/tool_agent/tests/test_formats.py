@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from turnwise import Registry, Resources
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_plain_functions import tool
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs import templates

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import Reply, Resources, State, Status, ToolResult
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.record.columns import Origin
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_plain_functions import tool
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs.tokenizers import byte_tokenizer

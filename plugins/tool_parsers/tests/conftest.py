@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from turnwise import Registry, Resources
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_tool_parsers import register_tool_parsers
 

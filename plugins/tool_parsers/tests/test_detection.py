@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from turnwise import Resources
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_tool_parsers.detection import detect_format
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from turnwise import Resources, ToolCall
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_tool_parsers import make_hermes
 from turnwise_tool_parsers.config import HermesConfig

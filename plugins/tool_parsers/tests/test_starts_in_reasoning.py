@@ -8,7 +8,7 @@ import structlog
 from test_detection import CHATML_SPECIALS, REAL, THINKING, chat_of
 
 from turnwise import Resources
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 CALL = ("add", {"a": 1})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import CHATML, SPECIAL_TOKENS
 from turnwise_testing.inputs.vocabularies import VOCABULARIES, missing_package, vocabulary_tokenizer
 

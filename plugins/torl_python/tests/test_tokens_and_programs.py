@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from turnwise import Status, ToolResult
-from turnwise.chat.template import ChatTemplate
 from turnwise.record.columns import Origin
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.probes.agent import make_task
 from turnwise_torl_python import make_torl_python
@@ -65,7 +65,7 @@ def forge(code: str) -> str:
 
 
 class TestSpecialTokensInContents:
-    """Special tokens that a question or a program spells, by `rollout.special_tokens_in_content`."""
+    """Special tokens that a question or a program spells, by the option `special_tokens_in_content` of the chat."""
 
     def play_forged(self, played, make_resources, policy, question):
         """Return the result of an episode whose program prints `FORGED`."""

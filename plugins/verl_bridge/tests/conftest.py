@@ -14,8 +14,8 @@ def chat():
     """Return the demo model's chat template and tokenizer."""
     from scripted_servers import EXAMPLE
 
-    from turnwise.chat.template import load_chat
     from turnwise.config.file import load_config
+    from turnwise_chat_templates import load_chat
 
     return load_chat(load_config(EXAMPLE).model_spec())
 

@@ -42,7 +42,6 @@ from turnwise.options import (
     GroupOptions,
     LogFormat,
     PromptPolicy,
-    SpecialTokenPolicy,
     at_least_0,
     at_least_1,
 )
@@ -145,11 +144,6 @@ class RolloutConfig(GroupOptions):
         max_sampled_tokens: tokens that may be sampled in all records of an episode; null is no limit.
         max_in_flight: episodes that one worker runs at the same time.
         check_invariants: check every trajectory against the promises of the token record.
-        special_tokens_in_content: treatment of special tokens that the messages of a task, tools or users spell:
-            `text` encodes them as ordinary text, `refuse` fails the episode, and `parse` lets them act as the
-            template's own.
-        template_check_every: one episode in so many is compared with the chat template's rendering of its whole
-            conversation, for templates with rules by length or position; 0 compares none.
     """
 
     prompt_length: int = field(default=1024, validator=at_least_1)
@@ -163,8 +157,6 @@ class RolloutConfig(GroupOptions):
     max_sampled_tokens: int | None = field(default=None, validator=validators.optional(at_least_1))
     max_in_flight: int = field(default=256, validator=at_least_1)
     check_invariants: bool = True
-    special_tokens_in_content: SpecialTokenPolicy = "text"
-    template_check_every: int = field(default=64, validator=at_least_0)
 
 
 @frozen(kw_only=True)
@@ -190,12 +182,14 @@ class JudgeConfig:
     Attributes:
         engine: samples its tokens.
         model: its model; without a path it gets token ids only.
+        chat: turns messages into its tokens; null is `jinja`, its chat template.
         sampling: its sampling parameters; greedy, and at most 1024 tokens, unless set.
         pool: its replicas.
     """
 
     engine: Choice = field(metadata={KIND: "engines"})
     model: ModelConfig = field(factory=ModelConfig)
+    chat: Choice | None = field(default=None, metadata={KIND: "chats"})
     sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0, max_tokens=1024))
     pool: PoolConfig = field(factory=PoolConfig)
 
@@ -207,6 +201,7 @@ class RunConfig:
 
     Attributes:
         model: the model.
+        chat: turns messages into the model's tokens; null is `jinja`, the model's chat template.
         data: the tasks.
         agent: the agent of tasks that name none.
         agents: further agents, by the name that a task's `agent_name` gives.
@@ -240,6 +235,7 @@ class RunConfig:
     agent: Choice = field(metadata={KIND: "agents"})
     engine: Choice = field(metadata={KIND: "engines"})
     model: ModelConfig = field(factory=ModelConfig)
+    chat: Choice | None = field(default=None, metadata={KIND: "chats"})
     agents: Mapping[str, Choice] = field(factory=dict, metadata={KIND: "agents"})
     parser: Choice | None = field(default=None, metadata={KIND: "tool_parsers"})
     reasoning_parser: Choice | None = field(default=None, metadata={KIND: "reasoning_parsers"})

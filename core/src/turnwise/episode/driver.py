@@ -19,8 +19,6 @@ import numpy as np
 import structlog
 from attrs import evolve, frozen
 
-from turnwise.chat.contents import record_metric
-from turnwise.chat.conversations import COMPARED_METRIC
 from turnwise.episode.live import LiveEpisode
 from turnwise.errors import (
     BoundaryError,
@@ -31,7 +29,9 @@ from turnwise.errors import (
     EpisodeEnd,
     Owner,
 )
+from turnwise.messages import record_metric
 from turnwise.protocols import Agent, Chat, CheckedChat, Reward
+from turnwise.protocols.chat import COMPARED_METRIC
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_lineage, check_sampled, check_trajectory
 from turnwise.record.limit import ReachedLimit

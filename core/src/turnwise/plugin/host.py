@@ -32,6 +32,7 @@ from turnwise.plugin.requirements import install_hint, unmet_requirements
 from turnwise.protocols import (
     Adapter,
     Agent,
+    Chat,
     Command,
     Diagnostic,
     Engine,
@@ -55,6 +56,7 @@ ALLOW_VARIABLE: Final = "TURNWISE_PLUGINS"
 Kind = Literal[
     "adapters",
     "agents",
+    "chats",
     "commands",
     "diagnostics",
     "engines",
@@ -122,6 +124,7 @@ class Host:
     skipped: tuple[str, ...] = ()
     added: HookSpecs = field(factory=HookSpecs)
     engines: Registry[Engine] = field(factory=lambda: Registry("engine", Engine))
+    chats: Registry[Chat] = field(factory=lambda: Registry("chat", Chat))
     tool_parsers: Registry[ToolParser] = field(factory=lambda: Registry("tool parser", ToolParser))
     reasoning_parsers: Registry[ReasoningParser] = field(factory=lambda: Registry("reasoning parser", ReasoningParser))
     agents: Registry[Agent] = field(factory=lambda: Registry("agent", Agent))

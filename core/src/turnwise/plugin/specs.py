@@ -27,6 +27,7 @@ from turnwise.plugin.registry import Registry
 from turnwise.protocols import (
     Adapter,
     Agent,
+    Chat,
     Command,
     Diagnostic,
     Engine,
@@ -64,6 +65,17 @@ def register_engines(registry: Registry[Engine]) -> None:
     Add inference engines.
 
     Do not: import the engine, touch a device or read files; `Engine.start` does that.
+    """
+
+
+@hookspec
+def register_chats(registry: Registry[Chat]) -> None:
+    """
+    Add chats, which turn messages into token ids: the template of a model, or the renderer of a family of models.
+
+    The factory gets the model as `resources.model`, of the run or of its judge.
+
+    Do not: load a tokenizer at registration; the factory does.
     """
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from turnwise.types import Message, TokenArray, ToolSchema
+
+COMPARED_METRIC: Final = "template/compared_conversations"
+"""Metric of an episode whose conversation a chat has compared; see `CheckedChat`."""
 
 
 class Tokenizer(Protocol):
@@ -22,8 +25,13 @@ class Tokenizer(Protocol):
         """Return the text of the ids, special tokens included."""
 
 
+@runtime_checkable
 class Chat(Protocol):
-    """A chat template that only appends (see `turnwise.chat.template`)."""
+    """
+    Turns messages into token ids, and only appends: ids of a prompt once, then only the ids of new messages.
+
+    Sampled tokens are never rendered or encoded again. `turnwise_chat_templates` has the chat of Jinja templates.
+    """
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -37,7 +45,7 @@ class Chat(Protocol):
         """
         Return a text from outside as `tokenizer.encode` must get it, for agents that encode texts without a template.
 
-        `rollout.special_tokens_in_content` decides how the special tokens in it are treated; `refuse` is a `DataError`.
+        An option of the chat decides how the special tokens in it are treated; `DataError` if it refuses them.
         """
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
@@ -57,7 +65,7 @@ class Chat(Protocol):
 
 @runtime_checkable
 class CallIdChat(Protocol):
-    """A chat template that shows the ids of calls. A `Chat` without these methods takes any id."""
+    """A chat that shows the ids of calls. A `Chat` without these methods takes any id."""
 
     def takes_call_id(self, call_id: str, tool: str) -> bool:
         """Return whether the template renders a call of a tool with this id, and its result."""
@@ -72,7 +80,7 @@ class CallIdChat(Protocol):
 
 @runtime_checkable
 class CheckedChat(Protocol):
-    """A chat template that compares real conversations with its renderings of the whole."""
+    """A chat that compares real conversations with its renderings of the whole."""
 
     def check_conversation(
         self, number: int, messages: Sequence[Message], tools: Sequence[ToolSchema]

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 import attrs
 from attrs import define, evolve, field, frozen
 
-from turnwise.chat.template import load_chat
 from turnwise.config.models import reads_weights
 from turnwise.config.own_code import OwnCode
 from turnwise.config.parts import Choice, ModelConfig
@@ -99,7 +98,7 @@ class RunBuilder:
         model = self.config.model_spec(judge.model)
         return JudgeClient(
             engine=client,
-            chat=self._load_chat(model),
+            chat=self._build_chat(judge.chat, model, "judge.chat"),
             sampling=judge.sampling,
             seed=self.config.rollout.seed,
             release=client.release if isinstance(client, ReplicaPool) else None,
@@ -109,7 +108,7 @@ class RunBuilder:
     def resources(self) -> Resources:
         """Resources of the plugins: model, chat, judge, parser, tools and simulated user."""
         config, rollout = self.config, self.config.rollout
-        chat = self._load_chat(self.model)
+        chat = self._build_chat(config.chat, self.model, "chat")
         resources = Resources(
             model=self.model,
             seed=rollout.seed,
@@ -284,9 +283,14 @@ class RunBuilder:
             return source
         return ConvertedSource(source=source, dtype=options.dtype, rename=options.rename, fuse=options.fuse)
 
-    def _load_chat(self, model: ModelSpec) -> Chat | None:
-        rollout = self.config.rollout
-        return load_chat(model, rollout.special_tokens_in_content, rollout.template_check_every) if model.path else None
+    def _build_chat(self, choice: Choice | None, model: ModelSpec, path: str) -> Chat | None:
+        if model.path is None:
+            return None
+        resources = Resources(model=model, seed=self.config.rollout.seed)
+        # Errors of the default one are about the model, so they get no place of a key that the config lacks.
+        chosen, path = (Choice("jinja"), "") if choice is None else (choice, path)
+        chat: Chat = build_part(self.host, "chats", chosen, resources, path=path, code=self.code)
+        return chat
 
     def _build_tools(self, resources: Resources) -> dict[str, Tool]:
         config = self.config

@@ -1,11 +1,12 @@
 """
 The public test kit for plugins.
 
-- `EngineSuite`, `ToolParserSuite`, `ReasoningParserSuite`, `AgentSuite`, `RewardSuite`, `GroupRewardSuite`,
-  `ToolSuite`, `InteractionSuite`, `PostprocessorSuite`, `RouterSuite`, `ObserverSuite`, `CommandSuite`,
-  `DiagnosticSuite`, `MiddlewareSuite`, `AdapterSuite`, `WeightTransportSuite`, `EnvironmentSuite`, `GatewaySuite`,
-  `LossSuite`, `AdvantageSuite`: conformance suites for pytest; a plugin's file has some ten lines. Except for the last
-  three, the same checks without pytest are in `turnwise_testing.checks`, and ``turnwise check NAME`` runs them.
+- `EngineSuite`, `ChatSuite`, `ToolParserSuite`, `ReasoningParserSuite`, `AgentSuite`, `RewardSuite`,
+  `GroupRewardSuite`, `ToolSuite`, `InteractionSuite`, `PostprocessorSuite`, `RouterSuite`, `ObserverSuite`,
+  `CommandSuite`, `DiagnosticSuite`, `MiddlewareSuite`, `AdapterSuite`, `WeightTransportSuite`, `EnvironmentSuite`,
+  `GatewaySuite`, `LossSuite`, `AdvantageSuite`: conformance suites for pytest; a plugin's file has some ten lines.
+  Except for the last three, the same checks without pytest are in `turnwise_testing.checks`, and ``turnwise check
+  NAME`` runs them.
 - `ScriptedEngine`, `RandomPolicy`, `Failure`: a fake engine with given outputs, latencies and failures.
 - `BigramEngine`: a fake engine with weights that can be updated, dropped and compared with.
 - `trajectories`, `scripts`: hypothesis strategies for token records.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from turnwise_testing.references.reference_model import TransformersReference
     from turnwise_testing.suites.adapter import AdapterSuite
     from turnwise_testing.suites.agent import AgentSuite
+    from turnwise_testing.suites.chat import ChatSuite
     from turnwise_testing.suites.command import CommandSuite
     from turnwise_testing.suites.diagnostic import DiagnosticSuite
     from turnwise_testing.suites.engine import EngineSuite
@@ -62,6 +64,7 @@ __all__ = [
     "AgentProbe",
     "AgentSuite",
     "BigramEngine",
+    "ChatSuite",
     "CommandExample",
     "CommandSuite",
     "DiagnosticSuite",
@@ -104,6 +107,7 @@ _HOMES = {
     "AgentProbe": "probes.agent",
     "AgentSuite": "suites.agent",
     "BigramEngine": "engines.bigram",
+    "ChatSuite": "suites.chat",
     "CommandExample": "checks.command",
     "CommandSuite": "suites.command",
     "DiagnosticSuite": "suites.diagnostic",

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.text import Text
 
-from turnwise import load_chat
 from turnwise.config.file import load_config
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.protocols.command import OK
 from turnwise.record.result import EpisodeResult
 from turnwise.terminal import Console, one_line
 from turnwise.types import TokenArray
+from turnwise_chat_templates import load_chat
 from turnwise_commands.display import Decode, results_table, trajectory_view
 from turnwise_result_files import find_rows, read_results
 from turnwise_result_files.resumption import CONFIG_FILE

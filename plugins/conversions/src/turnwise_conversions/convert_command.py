@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from turnwise import Chat, EpisodeResult, load_chat
+from turnwise import Chat, EpisodeResult
 from turnwise.errors import ConfigError, DataError, TemplateError
 from turnwise.files import atomic_write, partial_path, replace
 from turnwise.models.finding import find_model
@@ -25,6 +25,7 @@ from turnwise.protocols import ModelSpec
 from turnwise.protocols.command import OK
 from turnwise.terminal import Console, write_error
 from turnwise.types import ToolSchema
+from turnwise_chat_templates import load_chat
 from turnwise_conversions.atif import to_atif
 from turnwise_conversions.demonstrations import Demonstration, encode_demonstration
 from turnwise_conversions.hf_dataset import to_dataset

@@ -18,7 +18,7 @@ from attrs import frozen
 from hostile_bodies import HOSTILE, PATHS, Hostile
 from session_scenarios import Sessions
 
-from turnwise.chat.render import HuggingFaceTokenizer
+from turnwise_chat_templates.render import HuggingFaceTokenizer
 from turnwise_gateway import memory
 from turnwise_gateway.dialects.request_body import _Scan
 from turnwise_gateway.limits import CallLimits

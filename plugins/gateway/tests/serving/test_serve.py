@@ -71,7 +71,7 @@ def check_refusals(served: Served, other: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_sessions_become_episodes(tmp_path: Path) -> None:
     """Ended sessions are completed or failed episodes, and the ones that Ctrl-C ends are aborted with their turns."""
-    options = ("--out", tmp_path / "out", "--print-keys", "rollout.template_check_every=1")
+    options = ("--out", tmp_path / "out", "--print-keys", "chat={name: jinja, check_every: 1}")
     with serve(tmp_path, write_run(tmp_path), *options) as served:
         assert served.access["secret"] in served.lines[2]
         tokens = check_sessions(served)

@@ -6,7 +6,7 @@ import pytest
 from session_scenarios import Sessions, as_message, make_call, results_of, user
 from structlog.testing import capture_logs
 
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 LATE = CHATML.replace("+ message.content", "+ message.content + (' (late)' if loop.index > 20 else '')", 2)

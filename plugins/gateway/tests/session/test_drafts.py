@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from session_scenarios import ADD, make_call, user
 
 from turnwise import FinishReason, GenerateResult, Registry, Resources
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_gateway.session.turns import TurnReader
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.probes.agent import ProbeParser

@@ -3,8 +3,8 @@
 import pytest
 from session_scenarios import make_call, user
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.types import FinishReason, GenerateResult
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_gateway.session.turns import TurnReader
 from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 

@@ -11,8 +11,8 @@ from attrs import evolve
 from session_scenarios import ADD, ScenarioAgent, as_message, make_call, results_of, user
 
 from turnwise import Registry, Resources, Status
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, TemplateError
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_gateway.agents.agent import build_parts
 from turnwise_gateway.config import ExternalConfig
 from turnwise_testing.engines.scripted import ScriptedEngine

@@ -16,9 +16,9 @@ from random_agents import ACTIONS, RandomAgent, check_trained_once
 from session_scenarios import ADD, TURNS, Sessions, as_message, make_call, results_of, user
 
 from turnwise import Status
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
 from turnwise.record.columns import Origin
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_gateway.refusal import CallRefusedError
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 

@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
-from turnwise import load_chat, load_config
+from turnwise import load_config
 from turnwise.errors import TurnwiseError, first_line
 from turnwise.types import JsonDict, TokenArray
+from turnwise_chat_templates import load_chat
 
 _CONFIG_FILES: Final = ("config.resolved.yaml", "config.yaml")
 """Of a rollout, and of a training."""

@@ -14,6 +14,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import attrs
@@ -28,6 +30,7 @@ from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Engine, Resources
 from turnwise_testing.checks.adapter import ADAPTER_CHECKS, AdapterProbe
 from turnwise_testing.checks.agent import AGENT_CHECKS
+from turnwise_testing.checks.chat import CHAT_CHECKS, ChatProbe, tokenizer_resources
 from turnwise_testing.checks.check import CHECK_TIMEOUT_S, Check, promise_of, run_check, run_within
 from turnwise_testing.checks.command import COMMAND_CHECKS, CommandProbe
 from turnwise_testing.checks.diagnostic import DIAGNOSTIC_CHECKS, DiagnosticProbe
@@ -231,6 +234,12 @@ def _check_agent(target: _Target) -> Iterator[Outcome]:
     yield from target.check(AGENT_CHECKS, probe)
 
 
+def _check_chat(target: _Target) -> Iterator[Outcome]:
+    with TemporaryDirectory(prefix="turnwise-check-") as folder:
+        resources = target.resources or tokenizer_resources(Path(folder))
+        yield from target.check(CHAT_CHECKS, ChatProbe(make_chat=lambda: target.build(resources, own=True)))
+
+
 def _check_reward(target: _Target) -> Iterator[Outcome]:
     chat = probe_chat()
     probe = RewardProbe(make_reward=lambda: target.build(Resources(chat=chat)), examples=_EXAMPLES, chat=chat)
@@ -280,6 +289,7 @@ def _check_added(target: _Target) -> Iterator[Outcome]:
 _RUNNERS: Mapping[str, Callable[[_Target], Iterator[Outcome]]] = {
     "adapters": lambda target: target.check(ADAPTER_CHECKS, AdapterProbe(make_adapter=target.maker())),
     "engines": _check_engine,
+    "chats": _check_chat,
     "tool_parsers": _check_parser,
     "agents": _check_agent,
     "rewards": _check_reward,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 KIMI_K2: Final = """\

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
 from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
@@ -38,6 +37,7 @@ from turnwise.types import (
     ToolResult,
     ToolSchema,
 )
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 

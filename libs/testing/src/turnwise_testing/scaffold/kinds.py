@@ -34,6 +34,7 @@ class PartKind:
 KINDS: Mapping[str, PartKind] = {
     "adapter": PartKind(registry="adapters", label="adapter", usage="reward: my_module:PATTERN"),
     "agent": PartKind(registry="agents", label="agent", usage="agent: NAME"),
+    "chat": PartKind(registry="chats", label="chat", usage="chat: NAME", requires="turnwise-chat-templates"),
     "command": PartKind(registry="commands", label="command", usage="turnwise NAME tasks.jsonl"),
     "diagnostic": PartKind(registry="diagnostics", label="diagnostic", usage="turnwise doctor"),
     "engine": PartKind(registry="engines", label="engine", usage="engine: NAME"),

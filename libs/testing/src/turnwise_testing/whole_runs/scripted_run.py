@@ -27,7 +27,7 @@ def write_scripted_run(folder: Path, *, num_tasks: int = 5, **sections: object) 
     Args:
         folder: of the config; it exists.
         num_tasks: rows of the data set; row i asks `Question i`.
-        sections: sections of the config that replace the usual ones.
+        sections: sections of the config that replace the usual ones; `plugins` need not name the chat's.
     """
     info = write_distribution(folder / SITE, PLUGIN.replace("_", "-"), "1.0")
     (info / "entry_points.txt").write_text(
@@ -45,8 +45,11 @@ def write_scripted_run(folder: Path, *, num_tasks: int = 5, **sections: object) 
         "rollout": {"n": 2, "prompt_length": 64, "response_length": 64},
         "plugins": [PLUGIN],
     }
+    config = {**config, **sections}
+    if config["plugins"] is not None:
+        config = {**config, "plugins": ["chat_templates", *config["plugins"]]}  # the model has a chat template
     file = folder / "run.yaml"
-    file.write_text(yaml.safe_dump({**config, **sections}), encoding="utf-8")
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
     return file
 
 

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from turnwise.chat.template import ChatTemplate
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.inputs.vocabularies import vocabulary_tokenizer
 

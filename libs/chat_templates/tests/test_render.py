@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from turnwise.chat.probe import common_start, excerpt
-from turnwise.chat.render import HeadCache, HuggingFaceTokenizer
+from turnwise_chat_templates.probe import common_start, excerpt
+from turnwise_chat_templates.render import HeadCache, HuggingFaceTokenizer
 from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

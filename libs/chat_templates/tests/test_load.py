@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.chat.template import ChatTemplate, load_chat
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.protocols import ModelSpec
+from turnwise_chat_templates import ChatTemplate, load_chat
 from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -125,7 +125,7 @@ def test_loading_imports_no_tensor_library(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from turnwise import load_chat; from turnwise.protocols import ModelSpec\n"
+        "from turnwise_chat_templates import load_chat; from turnwise.protocols import ModelSpec\n"
         "load_chat(ModelSpec(path=Path(sys.argv[1]))); sys.exit('torch' in sys.modules)"
     )
 

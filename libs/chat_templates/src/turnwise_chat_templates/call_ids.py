@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from attrs import define
 
-from turnwise.chat.probe import BASE, Plain
-from turnwise.chat.render import Renderer
 from turnwise.errors import DataError, TemplateError
 from turnwise.messages import UNNAMED_CALL
 from turnwise.types import Message, ToolSchema
+from turnwise_chat_templates.probe import BASE, Plain
+from turnwise_chat_templates.render import Renderer
 
 _NAME: Final = "tw7name"
 _FIRST, _OTHER, _ODD = "tw7id0001", "tw7id0002", "tw7 id"

@@ -3,15 +3,13 @@ Special tokens that the contents of messages spell.
 
 A tool, a user or a data set may write `<|im_end|>`. A tokenizer parses that like the template's own token, so a content
 could forge the end of its message, and whole turns. The guard puts `CUT` behind the first character of such a token,
-before the template renders the content; `turnwise.chat.render.HuggingFaceTokenizer.encode` splits a text there and
-leaves the cut out.
+before the template renders the content; `HuggingFaceTokenizer.encode` splits a text there and leaves the cut out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from contextvars import ContextVar
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 from uuid import uuid4
 
@@ -21,8 +19,6 @@ from turnwise.options import SpecialTokenPolicy
 # Letters and digits pass a template unchanged. No content can spell them: they differ in every process.
 CUT: Final = f"tw7cut{uuid4().hex}"
 SPECIAL_TOKENS_METRIC: Final = "special_tokens_in_content"
-record_metric: Final[ContextVar[Callable[[str, float], None]]] = ContextVar("record_metric")
-"""Adds to a metric of the episode that the running task belongs to."""
 
 
 class ContentGuard:
@@ -50,7 +46,7 @@ class ContentGuard:
         if found is None:
             return content
         if self._refuses:
-            option = "rollout.special_tokens_in_content"
+            option = "special_tokens_in_content of the chat"
             raise DataError(f"a message spells the special token {found[0]!r}; {option} decides how to treat it")
         return self._cut.sub(rf"\1{CUT}", content)
 

@@ -13,8 +13,8 @@ import jinja2
 import pytest
 from real_templates import TEMPLATES, VOCABULARIES, chat_of, tokenizer_of
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
 
 ALTERNATE = "Conversation roles must alternate"

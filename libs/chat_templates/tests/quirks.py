@@ -12,8 +12,8 @@ from collections import Counter
 import jinja2
 from real_templates import TEMPLATES, special_tokens_of
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
+from turnwise_chat_templates.template import ChatTemplate
 
 UNUSABLE = ("llava", "idefics", "smolvlm")
 USABLE = sorted(each.stem for each in TEMPLATES.glob("*.jinja") if not each.stem.startswith(UNUSABLE))

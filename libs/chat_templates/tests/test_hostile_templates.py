@@ -9,8 +9,8 @@ import pytest
 from real_templates import shared_tokenizer, with_template
 from structlog.testing import capture_logs
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, byte_tokenizer
 from turnwise_testing.inputs.vocabularies import VOCABULARIES, missing_package
 

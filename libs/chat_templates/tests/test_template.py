@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.chat.probe import TURN_MARK
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, TemplateError
+from turnwise_chat_templates.probe import TURN_MARK
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from turnwise.chat.probe import Plain
-from turnwise.chat.render import Renderer
 from turnwise.errors import TemplateError
 from turnwise.types import Message, ToolSchema
+from turnwise_chat_templates.probe import Plain
+from turnwise_chat_templates.render import Renderer
 
 _MAX_FORMS: Final = 512
 _NONE: Final = "None"

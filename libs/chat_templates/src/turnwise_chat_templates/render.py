@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.chat.contents import CUT, SPECIAL_TOKENS_METRIC, record_metric
-from turnwise.chat.probe import Plain, common_start
 from turnwise.errors import ConfigError, TemplateError
+from turnwise.messages import record_metric
 from turnwise.types import JsonDict, JsonObject, Message, TokenArray, ToolSchema
+from turnwise_chat_templates.contents import CUT, SPECIAL_TOKENS_METRIC
+from turnwise_chat_templates.probe import Plain, common_start
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _ARGUMENTS = frozenset(
@@ -57,7 +58,7 @@ class HuggingFaceTokenizer:
         return None if pad is None else int(pad)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; a `turnwise.chat.contents.CUT` splits it and has no id."""
+        """Return the ids of a text; a `turnwise_chat_templates.contents.CUT` splits it and has no id."""
         if num_cuts := text.count(CUT):
             if (record := record_metric.get(None)) is not None:
                 record(SPECIAL_TOKENS_METRIC, num_cuts)

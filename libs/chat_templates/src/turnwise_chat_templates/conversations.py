@@ -1,8 +1,8 @@
 """
 A comparison of a real conversation with the chat template's rendering of the whole.
 
-The proof of a delta (`turnwise.chat.delta`) uses short probe conversations. A template may have rules by the length of
-a content or by the number of messages, which these do not reach. So one conversation in some is rendered as a whole,
+The proof of a delta (see `delta.py`) uses short probe conversations. A template may have rules by the length of a
+content or by the number of messages, which these do not reach. So one conversation in some is rendered as a whole,
 with its real texts, up to each of some messages, and the text after the last turn of the model must be the delta.
 """
 
@@ -13,13 +13,12 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from turnwise.chat.delta import DeltaTemplate
-from turnwise.chat.probe import TURN_MARK, Plain, excerpt, with_answer_keys
-from turnwise.chat.render import Renderer
 from turnwise.errors import DataError, TemplateError
 from turnwise.types import Message, ToolSchema
+from turnwise_chat_templates.delta import DeltaTemplate
+from turnwise_chat_templates.probe import TURN_MARK, Plain, excerpt, with_answer_keys
+from turnwise_chat_templates.render import Renderer
 
-COMPARED_METRIC: Final = "template/compared_conversations"
 MAX_BLOCKS: Final = 32
 """New messages that are compared in one conversation, for each costs a rendering of the whole."""
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.chat.contents import record_metric
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import DataError, TemplateError
+from turnwise.messages import record_metric
+from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import CHATML, SPECIAL_TOKENS, byte_tokenizer
 
 # Overlapping tokens, and one of which another is a part.
@@ -145,7 +145,7 @@ class TestOtherPolicies:
     def test_refuse(self):
         """A prompt and a delta are refused; the text names the token and the option."""
         chat = CHATS["chatml"]["refuse"]
-        match = r"spells the special token '<\|im_end\|>'; rollout\.special_tokens_in_content decides"
+        match = r"spells the special token '<\|im_end\|>'; special_tokens_in_content of the chat decides"
         with pytest.raises(DataError, match=match):
             chat.prompt([{"role": "user", "content": "a<|im_end|>"}])
         with pytest.raises(DataError, match=match):

@@ -10,7 +10,7 @@ earlier turns; `DeltaTemplate.rewrites` records that. The proof asks, over sever
 - do the ids before the suffix and the ids of the suffix add up to the ids of the whole.
 
 Not covered: a template that treats a content in a special way on grounds other than its own string literals (its
-length, say) may pass for one that does not. `turnwise.chat.conversations` looks for those in real conversations.
+length, say) may pass for one that does not. `ConversationCheck` looks for those in real conversations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from functools import cached_property
 
 from attrs import evolve, frozen
 
-from turnwise.chat.probe import (
+from turnwise.errors import TemplateError
+from turnwise_chat_templates.probe import (
     BASE,
     CONTENTS,
     REASON_MARK,
@@ -39,8 +40,7 @@ from turnwise.chat.probe import (
     separate_reasoning,
     turns,
 )
-from turnwise.chat.render import HuggingFaceTokenizer, Renderer
-from turnwise.errors import TemplateError
+from turnwise_chat_templates.render import HuggingFaceTokenizer, Renderer
 
 Fill = Callable[[str], str]
 Span = tuple[int, int]

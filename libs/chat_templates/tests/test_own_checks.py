@@ -5,8 +5,8 @@ import re
 import pytest
 from real_templates import SPECIAL, TEMPLATES, tokenizer_of
 
-from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
+from turnwise_chat_templates.template import ChatTemplate
 
 OWN = """\
 {%- for message in messages -%}

@@ -1,1 +1,0 @@
-"""Chat templates: messages to token ids, and proofs that a template only appends."""

@@ -10,7 +10,7 @@ import yaml
 
 from turnwise import PoolPlacement, RunPlacement
 from turnwise.cli import main
-from turnwise_commands.plan_command import count_gpu_nodes, find_largest_bundle
+from turnwise_commands.plan_report import count_gpu_nodes, find_largest_bundle
 from turnwise_testing.whole_runs.installation import install_plugin
 from turnwise_testing.whole_runs.scripted_run import environment_of
 

@@ -135,6 +135,7 @@ def test_every_command_has_cases() -> None:
     assert set(CASES) == set(load(PluginRecipe()).commands.entries())
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, cases in CASES.items() for words in cases])
 def test_nothing_is_printed_raw(place: None, capfd: pytest.CaptureFixture[str], words: list[str]) -> None:
     """Errors, tables and programs' outputs have control characters as escapes, and the file gets nothing else."""

@@ -19,7 +19,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 # each process compiles all sources again, and the collection of the tests takes about twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-train test test-slow test-failed simulate repeat promises ends test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
+.PHONY: demo demo-train quick test test-slow test-failed simulate repeat promises ends test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,6 +39,15 @@ demo-train: $(READY)  ## GRPO with the tiny model on two CPU cores: curve and ta
 
 test: $(READY)  ## the quick tests, in a few minutes
 	$(PYTEST) -m "not gpu and not slow"
+
+# The core and small packages, without tests that wait, or that import Ray or the vocabularies of large models.
+QUICK = core/tests libs/chat_templates libs/engine_support libs/rollout_buffer libs/strict_json libs/task_files \
+	plugins/calculator_demo plugins/group_rewards plugins/reported_reward plugins/simulated_users plugins/single_turn \
+	plugins/tool_agent --ignore core/tests/runtime/ray --ignore-glob "core/tests/runtime/test_partial*.py" \
+	--ignore core/tests/runtime/test_wait_reports.py --ignore libs/chat_templates/tests/test_quirks.py \
+	--ignore libs/chat_templates/tests/test_real_templates.py
+quick: $(READY)  ## tests that start no process, in a minute of one core; before a commit
+	$(BIN)/python -m pytest -q --quick --hypothesis-profile quick -m "not gpu and not slow and not process" $(QUICK)
 
 # A part of the slow tests, such as 1/3; a test is always in the same one.
 PART ?= 1/1

@@ -2,15 +2,19 @@
 
 import gc
 import os
+import platform
 import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Generator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import CodeType, FunctionType
 from zlib import crc32
 
 import pytest
@@ -41,22 +45,33 @@ if threading.current_thread() is threading.main_thread():
         if signal.getsignal(_signal) is signal.SIG_IGN:
             signal.signal(_signal, _handler)
 
-# No deadlines: how long an example takes depends on the machine. `make test` uses "fast"; `make test-slow` runs all
-# properties again with "thorough", but for properties that set max_examples themselves: their number would be the same.
-settings.register_profile("fast", deadline=None, max_examples=25)
+# No deadlines: how long an example takes depends on the machine. `make test` uses "fast" and `make quick` "quick";
+# `make test-slow` runs all properties again with "thorough", but for properties that set max_examples themselves: their
+# number would be the same.
+settings.register_profile("quick", deadline=None, max_examples=5)
+settings.register_profile("fast", deadline=None, max_examples=10)
 settings.register_profile("thorough", deadline=None, max_examples=100)
-# "long" is for `make test-long`, in which the number below replaces those of the properties too.
+# "long" is for `make test-long`. Its number replaces smaller ones of the properties, and that of "quick" larger ones.
 settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("fast")
 OWN_PROCESS = "TURNWISE_TEST_OWN_PROCESS"
 """Set in the process of a test that is marked `own_process`."""
 OWN_SETTINGS = "_hypothesis_internal_use_settings"
 """Attribute of a property with settings; hypothesis has no public way to read them."""
+MAX_CASES = 12
+"""Cases of a test with the marker `many_cases` in `make test`, if the marker has no number; the others are slow."""
+QUICK_CPU_S = 60.0
+"""Most processor seconds of `make quick`."""
+STARTS = frozenset({"Popen", "ProcessPoolExecutor", "create_subprocess_exec", "multiprocessing", "subprocess"})
+"""Names by which a test, or a function or fixture that it uses, starts a process."""
+START_EVENTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"})
+"""What Python reports when a process starts, whoever starts it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that shuffle the tests and choose a part of them."""
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
+    parser.addoption("--quick", action="store_true", help="refuse tests that start a process; for `make quick`")
     parser.addoption("--part", type=read_part, metavar="K/N", help="run the K-th of N parts of the tests, from 1")
 
 
@@ -117,7 +132,9 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the check that starts Ray and properties with a number of examples, choose a part, and shuffle."""
+    """Mark tests by what they do, choose a part, and shuffle."""
+    mark_rare_cases(items)
+    mark_processes(items)
     if part := config.getoption("part"):
         items[:], left = choose_part(items, *part)
         config.hook.pytest_deselected(items=left)
@@ -135,9 +152,117 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if own.max_examples != settings().max_examples:
             item.add_marker(pytest.mark.sized)
-        if settings.get_current_profile_name() == "long":
-            number = max(own.max_examples, settings().max_examples)
+        chosen = {"long": max, "quick": min}.get(settings.get_current_profile_name())
+        if chosen:
+            number = chosen(own.max_examples, settings().max_examples)
             setattr(function, OWN_SETTINGS, settings(own, max_examples=number))
+
+
+def mark_rare_cases(items: list[pytest.Item]) -> None:
+    """
+    Mark the cases of a test that has many similar ones as slow, but for some that their names decide.
+
+    So a case stays where it is when others are added.
+    """
+    families: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("many_cases"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for cases in families.values():
+        marker = cases[0].get_closest_marker("many_cases")
+        num_kept = marker.args[0] if marker and marker.args else MAX_CASES
+        for item in sorted(cases, key=lambda item: crc32(item.nodeid.encode()))[num_kept:]:
+            item.add_marker(pytest.mark.slow)
+
+
+def mark_processes(items: list[pytest.Item]) -> None:
+    """Mark the tests that start a process, as far as their code and their fixtures tell."""
+    for item in items:
+        if any(map(starts_process, functions_of(item))) or "starts_a_process" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.process)
+
+
+def functions_of(item: pytest.Item) -> Iterator[Callable[..., object]]:
+    """Yield the function of a test, and those of its fixtures."""
+    if isinstance(item, pytest.Function):
+        yield item.function
+        info = getattr(item, "_fixtureinfo")  # noqa: B009 - pytest has no public way to read the fixtures of a test
+        for definitions in info.name2fixturedefs.values():
+            yield from (each.func for each in definitions)
+
+
+_starting: dict[object, bool] = {}
+
+
+def starts_process(function: object) -> bool:
+    """Return whether a function, or one of the tests' functions that it uses, names something that starts a process."""
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType) or "site-packages" in function.__code__.co_filename:
+        return False
+    if function not in _starting:
+        _starting[function] = False  # while it is read: functions may call each other
+        names = set(names_in(function.__code__))
+        if any(part in function.__code__.co_filename for part in ("/tests/", "/testing/", "conftest.py")):
+            used = (function.__globals__.get(name) for name in names)
+            forks = {"os", "fork"} <= names  # a record has a method of this name too
+            _starting[function] = forks or bool(names & STARTS) or any(map(starts_process, used))
+    return _starting[function]
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function uses, also in the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
+
+
+@pytest.fixture
+def starts_a_process() -> None:
+    """Marks the tests of a fixture that asks for it as `process`: for one whose process the code under test starts."""
+
+
+class QuickTests:
+    """Watches `make quick`: no test starts a process, and all of them together take little processor time."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.num_tests = 0
+
+    def hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        """Note the start of a process."""
+        if event in START_EVENTS:
+            self.started.append(f"{event} {str(arguments)[:200]}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Fail a test that started a process."""
+        yield
+        self.num_tests += 1
+        started, self.started = self.started, []
+        if started:
+            pytest.fail(f"starts a process: let its fixture ask for `starts_a_process` ({started[0]})", pytrace=False)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail a session that took too long."""
+        if time.process_time() > QUICK_CPU_S and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say how much of its time the session took."""
+        seconds = time.process_time()
+        verdict = "" if seconds <= QUICK_CPU_S else f": more than {QUICK_CPU_S:.0f} s, see --durations=30"
+        terminalreporter.write_line(f"quick: {self.num_tests} tests, {seconds:.0f} s of processor{verdict}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch the tests of `make quick`."""
+    if config.getoption("quick", default=False):
+        platform.processor()  # asks a program once, and libraries ask for it at any time
+        watcher = QuickTests()
+        config.pluginmanager.register(watcher, "quick tests")
+        sys.addaudithook(watcher.hear)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
+from rings import RINGS, ring_of
 
 from turnwise import errors, options, types
 from turnwise.cli import make_parser
@@ -200,11 +201,19 @@ def errors_page() -> Iterator[str]:
 def packages_page() -> Iterator[str]:
     """Yield the lines of the page about distributions."""
     yield from ("# Packages", "", *_PACKAGES_INTRODUCTION.splitlines(), "")
-    yield from ("| distribution | registers | description |", "| --- | --- | --- |")
     host = load(PluginRecipe(allow=(*PLUGINS, "chat_templates")))
-    for file in (
-        path for folder in ("core", "plugins/*", "libs/*") for path in sorted(ROOT.glob(f"{folder}/pyproject.toml"))
-    ):
+    for ring, introduction in RINGS.items():
+        yield from (f"## {ring}", "", *introduction.splitlines(), "")
+        yield from _packages_table(ring, host)
+
+
+def _packages_table(ring: str, host: Host) -> Iterator[str]:
+    yield from ("| distribution | registers | description |", "| --- | --- | --- |")
+    folders = ("core", "plugins/*", "libs/*")
+    files = [path for folder in folders for path in sorted(ROOT.glob(f"{folder}/pyproject.toml"))]
+    for file in files:
+        if ring_of(file.parent) != ring:
+            continue
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         owner = "builtins" if file.parent.name == "core" else file.parent.name
         link = f"[{project['name']}](../../{file.parent.relative_to(ROOT).as_posix()}/README.md)"

@@ -144,6 +144,7 @@ def check_other_commands(capsys, state: str) -> dict:
     return rows["bad_kit"]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_plugin(site, capsys, case):
     """It is listed with the reason; a run that lists it fails with the remedy."""

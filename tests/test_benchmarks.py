@@ -15,6 +15,7 @@ SMALL_RUNS = {
     "gateway_hostile.py": ("--only", "chat: 1 MiB of text"),
     "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),
     "record_cost.py": ("--runs", "1"),
+    "start_cost.py": ("--repeat", "1"),
     "turn_cost.py": ("--runs", "1", "--episodes", "8"),
     "weight_copies.py": ("--mib", "8", "--tensors", "8"),
     "viewer_speed.py": ("--episodes", "200", "--tokens", "20", "--repeats", "1"),

@@ -121,6 +121,7 @@ VALUES: Final[list[tuple[str, object]]] = [
 ]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", SCHEMA.names)
 def test_a_missing_or_retyped_column(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
     """The line names the column."""
@@ -141,6 +142,7 @@ def test_another_version(tmp_path: Path, capfd: pytest.CaptureFixture[str], vers
     assert refusals(rewrite(write_file(tmp_path / "t.parquet"), change), tmp_path, capfd) == {}
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", NEVER_NULL)
 def test_a_null(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
     """A column that every episode has is never null."""
@@ -148,6 +150,7 @@ def test_a_null(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str) ->
     assert refusals(path, tmp_path, capfd) == {}
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(("name", "value"), [pytest.param(*each, id=f"{each[0]}={each[1]!r:.20}") for each in VALUES])
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_a_value_that_cannot_be(

@@ -136,6 +136,7 @@ def matrix(runtime, tmp_path_factory):
     return rollout(runtime, SabotageBlueprint(str(over), limits), make_tasks(OUTCOMES, EXCEPTIONS), over)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("kind", EXCEPTIONS)
 @pytest.mark.parametrize("place", OUTCOMES)
 def test_an_exception_costs_its_own_episode(matrix, runtime, place, kind):

@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from argparse import ArgumentParser
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -173,10 +175,16 @@ def typed_commands(page: Path) -> Iterator[list[str]]:
         yield [word.strip('"') for word in re.split(r"\s+#\s", line)[0].split()]
 
 
+@cache
+def command_line() -> ArgumentParser:
+    """Return the parser of all commands."""
+    return make_parser(load())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_exist(page: Path) -> None:
     """Every command parses: the command line accepts it, the Makefile has the target, or pip finds the folders."""
-    parser = make_parser(load())
+    parser = command_line()
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     made = {arguments[2] for _, *arguments in typed_commands(page) if arguments[:2] == ["new", "command"]}
     for program, *arguments in typed_commands(page):

@@ -14,6 +14,8 @@ from end_cells import FAULTS, KNOWN, MOMENTS, Cell, all_cells
 from end_checks import find_problems
 from end_runs import run_cell, write_site
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 QUICK = {
     "rollout local, running, SIGINT",
     "rollout local, running, folder gone",

@@ -90,6 +90,7 @@ def check(lines: list[str]) -> list[dict[str, Any]]:
     return entries
 
 
+@pytest.mark.slow
 def test_each_line_is_json(tmp_path: Path) -> None:
     """In one process, standard error has only objects, each on one line, and the lines of an episode share a key."""
     entries = check(run(tmp_path))

@@ -39,6 +39,7 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     return found
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_every_agent_encodes_long_texts_beside_the_loop(
     agent: str, encodings: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

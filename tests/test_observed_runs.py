@@ -31,9 +31,10 @@ from structlog.testing import capture_logs
 
 from turnwise import Resources
 from turnwise.batch.packed_batch import collate_packed
+from turnwise_observability.config import OtelConfig, PrometheusConfig
 from turnwise_observability.episode_log import EpisodeLog
-from turnwise_observability.metrics_endpoint import PrometheusConfig, make_prometheus
-from turnwise_observability.otel import OtelConfig, OtelObserver
+from turnwise_observability.metrics_endpoint import make_prometheus
+from turnwise_observability.otel import OtelObserver
 from turnwise_observability.routing_log import RoutingLog
 from turnwise_observability.trace_file import TraceFile
 from turnwise_result_files import TrajectoryWriter

@@ -220,6 +220,7 @@ def test_every_kind_is_here() -> None:
     assert {*kinds_of(RunConfig).values()} <= {*PARTS} | IN_REPLICAS
 
 
+@pytest.mark.many_cases(5)
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_file_has_the_part(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -247,6 +248,7 @@ def test_a_resumed_run_finds_the_file(kind: str, tmp_path: Path, monkeypatch: py
     check(folder, kind)
 
 
+@pytest.mark.many_cases(5)
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_file_that_is_not_listed_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

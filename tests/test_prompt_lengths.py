@@ -96,6 +96,7 @@ def started(site: Path) -> bool:
     return (site / "site" / "started").exists()
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_long_prompt_is_refused_before_an_engine_starts(
@@ -134,6 +135,7 @@ def test_policies_tell_how_many_rows(site: Path, capfd: pytest.CaptureFixture[st
     assert (warning["rows"], warning["of"], warning["first_row"], warning["prompt_length"]) == (2, 4, 1, 64)
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [

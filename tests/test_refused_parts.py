@@ -40,6 +40,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(("command", "runtime", "case"), CASES)
 def test_a_part_that_is_refused_everywhere(
     command: str, runtime: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from test_architecture import SOURCES, name_of, parsed
 
 from turnwise.cli import main
+from turnwise.console import Console
 from turnwise.events.logging import configure_logging
 from turnwise.plugin.host import load
 from turnwise.record.result import EpisodeResult
-from turnwise.terminal import Console, literal
+from turnwise.terminal import literal
 from turnwise.types import Fault, PluginRecipe, Status, Task
 from turnwise_result_files import TrajectoryWriter
 from turnwise_testing.whole_runs.installation import install_plugin
@@ -134,6 +135,7 @@ def test_every_command_has_cases() -> None:
     assert set(CASES) == set(load(PluginRecipe()).commands.entries())
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, cases in CASES.items() for words in cases])
 def test_nothing_is_printed_raw(place: None, capfd: pytest.CaptureFixture[str], words: list[str]) -> None:
     """Errors, tables and programs' outputs have control characters as escapes, and the file gets nothing else."""
@@ -172,6 +174,7 @@ def test_a_console_escapes_what_any_part_prints(text: str) -> None:
 
 PROGRAMS: Final = (
     "core/src/turnwise/cli/__init__.py",
+    "core/src/turnwise/console.py",
     "core/src/turnwise/events/logging.py",
     "core/src/turnwise/models/gguf_converter.py",
     "core/src/turnwise/runtime/ray/actor_lines.py",
@@ -185,7 +188,7 @@ PROGRAMS: Final = (
 
 @pytest.mark.parametrize("found", ["write to a stream", "rich.console.Console"])
 def test_all_print_through_one_module(found: str) -> None:
-    """No module writes to a standard stream or makes a console, but through `turnwise.terminal`."""
+    """No module writes to a standard stream or makes a console, but `turnwise.terminal` and `turnwise.console`."""
     check: Callable[[ast.AST], bool] = {"write to a stream": is_write, "rich.console.Console": is_console}[found]
     paths = [path for path in SOURCES if not name_of(path).startswith((*PROGRAMS, "benchmarks/", "docs/"))]
 

@@ -19,6 +19,8 @@ from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat
 from turnwise_torl_python import make_torl_math, make_torl_python
 from turnwise_torl_python.config import TorlMathConfig, TorlPythonConfig
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "examples" / "torl.yaml"
 PROBLEMS = ROOT / "examples" / "torl_problems.jsonl"

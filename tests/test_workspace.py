@@ -193,3 +193,24 @@ def test_the_readme_installs_what_the_demo_needs() -> None:
     for folder in folders:
         needed = {Requirement(text).name for text in project_file(folder)["project"]["dependencies"]}
         assert {name for name in needed if name.startswith("turnwise")} <= found, folder
+
+
+RINGS = {
+    "Promised": "Promised: a change that breaks its users has an entry in the changelog.",
+    "Experimental": "Experimental: any release may change it.",
+}
+
+
+def test_every_package_is_in_one_ring() -> None:
+    """The page of packages names each package once, as promised or as experimental, and its README starts with this."""
+    page = (ROOT / "docs/reference/packages.md").read_text(encoding="utf-8")
+    sections = {ring: page.partition(f"\n## {ring}\n")[2].partition("\n## ")[0] for ring in RINGS}
+    named = [
+        (file, RINGS[ring])
+        for ring, section in sections.items()
+        for file in re.findall(r"^\| \[[\w-]+\]\(../../(\S+)/README.md\)", section, re.MULTILINE)
+    ]
+    folders = ["core", *(path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("[lp]*s/*/pyproject.toml"))]
+    lines = [(name, (ROOT / name / "README.md").read_text(encoding="utf-8").splitlines()[2]) for name in folders]
+
+    assert sorted(named) == sorted(lines)

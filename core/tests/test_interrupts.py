@@ -50,6 +50,7 @@ sys.exit(turnwise.cli.main())
 """
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize(("words", "code"), [(["plugins"], 0), (["config", "show", "missing.yaml"], 2)])
 def test_a_signal_behind_the_end_of_a_command(sent, words, code):

@@ -7,7 +7,6 @@ config stops a run, a bad episode is data (see `turnwise.types.Fault`).
 
 from __future__ import annotations
 
-from asyncio import CancelledError, current_task
 from typing import Literal
 
 Owner = Literal["agent", "data", "engine", "infra", "reward", "tool"]
@@ -121,6 +120,8 @@ def is_cancelled() -> bool:
 
     A `CancelledError` in any other task comes from something that the task awaits. It is an ordinary error.
     """
+    from asyncio import current_task  # here, because programs that run no loop import this module
+
     try:
         task = current_task()
     except RuntimeError:  # no loop runs: the interpreter closes a coroutine that never ended
@@ -170,6 +171,8 @@ class boundary:  # noqa: N801 - reads as a statement: `with boundary(...)`
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         if error is None or isinstance(error, EpisodeEnd | BoundaryError):
             return
+        from asyncio import CancelledError
+
         if isinstance(error, CancelledError | GeneratorExit) and is_cancelled():
             return
         owner = self.owner

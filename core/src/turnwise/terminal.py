@@ -2,19 +2,15 @@
 The way of texts to a terminal.
 
 A text of a model, a tool, a plugin or a file may contain control characters, which move the cursor, set the title of
-the window or hide other text. Commands print through this module alone, which shows such characters as escapes.
+the window or hide other text. Commands print through this module and
+`turnwise.console` alone, which show such characters as escapes.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
-from typing import Any, Final
-
-from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, RenderableType
-from rich.segment import Segment
+from typing import Final
 
 # C0 and C1 controls but tab and newline, soft hyphen, marks that are not seen or turn the direction of writing, line
 # and paragraph separators, tags, and halves of surrogate pairs.
@@ -51,19 +47,3 @@ def write_output(text: str) -> None:
 def write_error(text: str) -> None:
     """Write a text to standard error, as `literal` shows it."""
     sys.stderr.write(literal(text))
-
-
-class Console(RichConsole):
-    """
-    A console that shows control characters as escapes in whatever it prints, in tables and bars too.
-
-    Markup in a text stays text unless `markup=True` says otherwise.
-    """
-
-    def __init__(self, *, markup: bool = False, emoji: bool = False, **options: Any) -> None:
-        super().__init__(markup=markup, emoji=emoji, **options)
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            # The console's own movements of the cursor are control segments; its colours are styles.
-            yield segment if segment.is_control else segment._replace(text=literal(segment.text))

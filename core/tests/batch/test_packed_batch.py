@@ -331,6 +331,7 @@ class TestChangedFiles:
         save_file(tensors, path, metadata)
         return tensors[name].dtype
 
+    @pytest.mark.many_cases
     @pytest.mark.parametrize("name", [*COLUMNS, "cu_seqlens", "prompt_lens"])
     def test_another_type(self, tmp_path, load, name):
         """Each type but the column's own is refused."""

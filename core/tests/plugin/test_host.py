@@ -17,7 +17,7 @@ from turnwise.config.resolve import build_part
 from turnwise.config.run import KIND, RunConfig
 from turnwise.errors import ConfigError, DuplicateNameError, PluginError
 from turnwise.plugin.host import ALLOW_VARIABLE, KINDS, Host, Kind, LoadedPlugin, load
-from turnwise.plugin.requirements import unmet_requirements
+from turnwise.plugin.requirements import InstalledDistributions
 from turnwise.protocols import Resources
 from turnwise.types import PluginPin, PluginRecipe
 from turnwise_testing.whole_runs.installation import install_plugin
@@ -203,7 +203,7 @@ def test_unmet_requirements_of_an_import_are_named(site):
     text = complaint(PluginError, load, only("bad"))
     expected = "; it needs no-such-package>=2, and it is not installed: pip install 'no-such-package>=2'; to continue"
     assert expected in text
-    assert list(unmet_requirements("fake-bad")) == [
+    assert list(InstalledDistributions().unmet_requirements("fake-bad")) == [
         "no-such-package>=2, and it is not installed: pip install 'no-such-package>=2'"
     ]
 

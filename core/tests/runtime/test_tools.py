@@ -13,6 +13,7 @@ from turnwise.config.own_code import OwnCode
 from turnwise.config.parts import ToolChoice
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
+from turnwise.plugin import requirements
 from turnwise.plugin.host import Host, load
 from turnwise.protocols import Resources, Tool
 from turnwise.runtime.tools import build_tools, read_tools_file
@@ -181,7 +182,8 @@ class TestLoading:
 
     def test_without_an_adapter_the_error_names_the_package(self, monkeypatch):
         """A core without plugins cannot make a tool of a function, and says which package can."""
-        monkeypatch.setattr("turnwise.plugin.requirements.distributions", lambda **_name: [])
+        found = requirements.distributions
+        monkeypatch.setattr(requirements, "distributions", lambda name: found(name=name) if name == "turnwise" else [])
         with pytest.raises(ConfigError) as caught:
             self.load(Host(), {"name": "own_tools.maths:add"})
         text = str(caught.value)

@@ -110,6 +110,7 @@ def run(part: Part, num_episodes: int = 3) -> tuple[list[Any], list[RunWaiting]]
     return [line for line in lines if line["event"] == "the run waits"], heard.waits
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(
     ("slow", "part"),
     [

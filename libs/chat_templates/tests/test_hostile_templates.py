@@ -215,6 +215,7 @@ def check_that_a_difference_is_found(tokenizer, name, size, tools):
     return exact
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
 @pytest.mark.parametrize("size", SIZES, ids=["short", "long"])
 @pytest.mark.parametrize("name", HOSTILE)

@@ -101,6 +101,7 @@ MODEL_TYPES = (None, "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "deepsee
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizerFast")
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_tokenizer_is_the_one_of_auto_tokenizer(tmp_path, name, model_type):

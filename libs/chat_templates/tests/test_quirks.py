@@ -19,6 +19,7 @@ def page_cells():
     return read_cells(PAGE.read_text(encoding="utf-8"))
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("quirk", QUIRKS)
 def test_no_template_loses_a_text(quirk):
     """The prompt has each text of the messages, or an error says why not, with tools and without, as the page says."""

@@ -241,6 +241,7 @@ class TestShippedTemplates:
         for ids in (chat.prompt([USER]), chat.delta([NEXT], chat.stop_token_ids[0])):
             assert chat.tokenizer.decode(ids).rstrip().endswith("</think>")
 
+    @pytest.mark.many_cases
     @pytest.mark.parametrize("name", [name for name, (codes, _reason) in EXPECTED.items() if codes != "x x x x"])
     def test_spelled_special_tokens(self, name):
         """Each special token that a content spells is shown as text; only the template's own are special."""
@@ -331,6 +332,7 @@ CONTENTS = ["42", " 42 \n", '\n\n{\n  "a": [1]\n}', "é → 世界 🙂", "", "<
 class TestRealVocabularies:
     """Tokenizers with merges, where the ids of a text depend on the text before it."""
 
+    @pytest.mark.many_cases
     @pytest.mark.parametrize("name", [V1, V3, TEKKEN])
     @pytest.mark.parametrize("content", CONTENTS)
     def test_mistral_format(self, name, content):

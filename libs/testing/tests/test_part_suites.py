@@ -278,6 +278,7 @@ BAD = [
 ]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(("checks", "probe", "check", "text"), BAD)
 def test_a_bad_part_is_caught(checks, probe, check, text):
     """Each by the check that is about it, which says what the part did."""

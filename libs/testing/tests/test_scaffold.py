@@ -80,6 +80,7 @@ def test_further_parts_go_into_one_project(capsys):
     assert error_of(capsys, "reward", "brevity", "--into", "plugins/one") == expected
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

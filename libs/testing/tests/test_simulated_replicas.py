@@ -4,6 +4,8 @@ import pytest
 
 from turnwise_testing.simulation.pool import simulate
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 
 def failures_of(seeds):
     """Return the failures of some seeds, with the arguments that repeat them."""
@@ -12,6 +14,7 @@ def failures_of(seeds):
     return [f"{each.replay}\n{each.error}" for each in tally.failures]
 
 
+@pytest.mark.slow
 def test_episodes_over_replicas_do_not_depend_on_the_order_of_events():
     """Tokens have the context and the weights that their records claim, and every episode ends once, as undisturbed."""
     assert [] == failures_of(range(30))

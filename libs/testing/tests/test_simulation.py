@@ -12,6 +12,8 @@ import pytest
 from turnwise_testing.simulation.pool import simulate
 from turnwise_testing.simulation.worker import SCENARIOS
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 RACES = Path(__file__).parent / "simulated_races.py"
 
 

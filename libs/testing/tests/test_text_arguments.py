@@ -4,6 +4,8 @@ import pytest
 
 from turnwise_testing.checks.parser import PARSER_CHECKS
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 PLUGIN = """
 import re
 
@@ -85,6 +87,7 @@ def test_a_good_parser_passes(run_conformance):
     assert failed(outcomes) == set()
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(run_conformance, mistake):
     """The tests that are about it fail."""

@@ -35,6 +35,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.many_cases(4)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("part", ["complete", "cut off"])
 def test_changed_rows_are_refused(run_dir, capsys, change, part):

@@ -156,6 +156,7 @@ class TestRollout:
 class TestBadInput:
     """Each ends with exit code 2 and one line with the remedy."""
 
+    @pytest.mark.many_cases
     @pytest.mark.parametrize(
         ("override", "text"),
         [

@@ -10,7 +10,7 @@ import yaml
 
 from turnwise import PoolPlacement, RunPlacement
 from turnwise.cli import main
-from turnwise_commands.plan_command import count_gpu_nodes, find_largest_bundle
+from turnwise_commands.plan_report import count_gpu_nodes, find_largest_bundle
 from turnwise_testing.whole_runs.installation import install_plugin
 from turnwise_testing.whole_runs.scripted_run import environment_of
 
@@ -145,6 +145,7 @@ WRONG = {
 """Overrides of a config that runs, each of which a rollout refuses before it starts an engine."""
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("case", WRONG)
 def test_plan_refuses_what_a_rollout_refuses(case, tmp_path, capsys):
     """In one line, and `--placement-only` asks for no part."""
@@ -192,6 +193,7 @@ def test_pools_share_nodes_where_they_fit():
     assert {"GPU": 4.0} == find_largest_bundle(placement)
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("max_in_flight", [16, 1_000_000])
 def test_open_files_of_many_programs(config_file, max_in_flight):
     """The plan compares the descriptors of a worker's programs with the limit of a process."""

@@ -108,6 +108,7 @@ def convert(tmp_path, capsys):
     return run
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("content", READ.values(), ids=READ)
 def test_a_file_is_read(convert, content):
     """Each of its conversations is a row with tokens to learn."""
@@ -119,6 +120,7 @@ def test_a_file_is_read(convert, content):
     assert errors.endswith(f"{number} of {number} written as sft\n")
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(("content", "text"), REFUSED.values(), ids=REFUSED)
 def test_a_file_is_refused(convert, content, text):
     """In one line with the place, and nothing is written."""

@@ -9,9 +9,9 @@ import pytest
 from turnwise.cli import main
 from turnwise.plugin.host import Host, LoadedPlugin
 from turnwise.protocols import Finding
-from turnwise_doctor import command as doctor_command
-from turnwise_doctor.command import ask
+from turnwise_doctor import report as doctor_report
 from turnwise_doctor.diagnosis import diagnose
+from turnwise_doctor.report import ask
 
 
 class Fixed:
@@ -121,7 +121,7 @@ def plugins(monkeypatch):
     """A host with a diagnostic that works, one with a limit, and one that lacks something."""
     missing = Finding("fast\x1b[31mlib [x]", "missing", "not installed", "pip install 'fastlib[cpu]'")
     host = host_with(good=Fixed(OK), slow=Fixed(OK, LIMITED), bad=Fixed(OK, missing))
-    monkeypatch.setattr(doctor_command, "load", lambda recipe: host)
+    monkeypatch.setattr(doctor_report, "load", lambda recipe: host)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_output_of_a_package_is_not_part_of_the_report(monkeypatch, capsys):
             sys.stdout.write("welcome!\n")
             yield OK
 
-    monkeypatch.setattr(doctor_command, "load", lambda recipe: host_with(loud=Printing()))
+    monkeypatch.setattr(doctor_report, "load", lambda recipe: host_with(loud=Printing()))
     main(["doctor", "--json"])
 
     captured = capsys.readouterr()

@@ -286,6 +286,7 @@ def test_no_samples(tmp_path):
     assert [(1, 0.25), (2, 0.5)] == read_scalars(tmp_path, "reward/mean")
 
 
+@pytest.mark.slow
 def test_samples_in_wandb(tmp_path):
     """The table has a row for each trajectory up to the limit; without the option no text leaves the machine."""
     write_samples(tmp_path, 2)

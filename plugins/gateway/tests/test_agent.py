@@ -21,6 +21,8 @@ from turnwise_result_files import read_results
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 PROGRAMS = Path(__file__).parent / "programs"
 CLIENT = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN"}
 CLIENT |= {"TURNWISE_AGENT", "TURNWISE_MODEL", "TURNWISE_MCP_URL", "TURNWISE_TASK"}
@@ -92,6 +94,7 @@ def test_a_program_gets_no_secret_of_the_worker(inherit, names, monkeypatch, tmp
     assert inherit == "all" or found.keys() <= {*INHERITED, *CLIENT, *names, "LC_ALL", "LC_CTYPE", "OWN"}
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize(("inherit", "is_there"), [("[ACME_TOKEN]", True), ("all", True), ("[]", False)])
 def test_inherited_variables_in_a_config(inherit, is_there, tmp_path, monkeypatch):
     """The option in a file of a config is a list of names, or the word `all`."""

@@ -83,6 +83,7 @@ def num_turns(run: Run) -> int:
     return sum(len(record.turns()) for record in run.result.trajectories)
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("caller", OWN)
 def test_processes_of_the_program_use_its_key(caller: str, tmp_path: Path) -> None:
     """A key is of use to each process of its program, also to those that it has left behind."""
@@ -95,6 +96,7 @@ def test_processes_of_the_program_use_its_key(caller: str, tmp_path: Path) -> No
     assert "gateway/foreign_callers" not in done.victim.result.metrics.extra
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("caller", FOREIGN)
 def test_a_stolen_key_is_of_no_use(caller: str, tmp_path: Path) -> None:
     """A process of another program is refused with 403 at every endpoint, and the victim's episode is as without it."""
@@ -121,6 +123,7 @@ def test_a_stolen_key_is_of_no_use(caller: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "variables").read_text())["ANTHROPIC_AUTH_TOKEN"] not in str(done.logs)
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("caller", FOREIGN)
 def test_keys_need_not_be_bound(caller: str, tmp_path: Path) -> None:
     """With `bind_keys: false` a key is of use to every process, for programs behind a proxy or in a container."""
@@ -163,6 +166,7 @@ def test_a_key_that_cannot_be_bound(options: dict[str, Any]) -> None:
         make_external(ExternalConfig(bind_keys=True, **options), probe_resources())
 
 
+@pytest.mark.slow
 def test_a_rollout_binds_the_keys_of_its_programs(tmp_path: Path) -> None:
     """A run of the command line refuses a stolen key, and both of its episodes are complete."""
     (tmp_path / "shared").mkdir()

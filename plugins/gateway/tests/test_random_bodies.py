@@ -188,6 +188,7 @@ PORTS: dict[str, tuple[Callable[[Sequence[Request], Path], Any], dict[str, Any]]
 }
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # it would hide the failure
 @pytest.mark.parametrize("name", PORTS)
 def test_no_body_is_an_error_of_the_server(

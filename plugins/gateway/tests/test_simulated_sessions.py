@@ -6,6 +6,8 @@ import pytest
 
 from turnwise_testing.simulation.pool import simulate
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 SCENARIO = f"{Path(__file__).with_name('simulated_sessions.py')}:Sessions"
 
 
@@ -20,6 +22,7 @@ def test_sessions_under_random_orders():
     run(range(30))
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("seed", [52, 68, 103])
 def test_every_episode_ends(seed):
     """An attempt ends also when its score meets the end of its lease, or when its end meets the start of a call."""

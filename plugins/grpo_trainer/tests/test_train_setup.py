@@ -16,6 +16,7 @@ WITHOUT_TRAIN = str(EXAMPLES / "calculator.yaml")
 CRITIC = ("train.algorithm.adv_estimator=reinforce_plus_plus",)
 
 
+@pytest.mark.many_cases(6)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -21,6 +21,8 @@ from turnwise_mcp_tools import connection, make_tools
 from turnwise_mcp_tools.config import McpConfig, ServerConfig
 from turnwise_mcp_tools.last_lines import LastLines
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 SERVER = Path(__file__).with_name("hostile_server.py")
 STARTS = ("", "deaf", "mute", "deaf mute", "deaf flood", "deaf long", "deaf stderr", "deaf child", "flood stderr child")
 LISTS = ("slow", "pages", "deaf slow", "deaf pages stderr")
@@ -32,6 +34,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.many_cases(4)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")
 @pytest.mark.parametrize("ways", [*STARTS, *LISTS])
 def test_a_start_ends_with_its_time(ways: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from turnwise.tools.toolbox import ToolBox
 from turnwise_mcp_tools import make_tools
 from turnwise_mcp_tools.config import McpConfig, ServerConfig
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 SERVER = Path(__file__).with_name("notes_server.py")
 NOTES = ServerConfig(command="python", args=(str(SERVER),))
 TASK = Task(messages=[{"role": "user", "content": "go"}], uid="task")
@@ -156,6 +158,7 @@ def test_a_server_that_dies_is_started_again_once() -> None:
     assert added.text == "1 notes"
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("code", [-32000, -32001, -32601, -32603, -1, 7])
 def test_an_error_of_the_protocol_is_an_answer(code: int) -> None:
     """Whatever code a server answers with, it runs on with its state: the model reads the error."""
@@ -197,6 +200,7 @@ def test_a_call_that_takes_too_long_ends() -> None:
     assert "no answer within 0.3 s" in result.text
 
 
+@pytest.mark.slow
 def test_episodes_share_a_server_while_they_run() -> None:
     """`shared` keeps one process for episodes that overlap, and ends it after the last."""
     tools = tools_of(session="shared")

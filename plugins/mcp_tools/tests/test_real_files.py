@@ -64,6 +64,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(("name", "text"), FILES.values(), ids=FILES)
 def test_the_tools_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     """The server of the file starts, and its tools are those of the model."""

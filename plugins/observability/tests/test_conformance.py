@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise_observability.trace_file import TraceFileConfig
+from turnwise_observability.config import TraceFileConfig
 from turnwise_testing.suites.plugin import PluginSuite
 
 

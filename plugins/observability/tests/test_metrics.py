@@ -27,8 +27,9 @@ from turnwise.events.observer import (
 from turnwise.protocols import Resources
 from turnwise.record.result import EpisodeResult
 from turnwise.types import EpisodeMetrics, Fault, FinishReason, Status, Task, TrajectoryScore
+from turnwise_observability.config import PrometheusConfig
 from turnwise_observability.metrics import METRICS, MetricsObserver, TokenRate
-from turnwise_observability.metrics_endpoint import PrometheusConfig, make_prometheus
+from turnwise_observability.metrics_endpoint import make_prometheus
 
 TASK = Task(messages=({"role": "user", "content": "x"},), uid="t")
 TURN = TurnFinished(

@@ -9,7 +9,8 @@ from turnwise.errors import ConfigError
 from turnwise.events.observer import EpisodeStarted, RewardFinished, ToolFinished, TurnFinished
 from turnwise.record.result import EpisodeResult
 from turnwise.types import EpisodeMetrics, Fault, FinishReason, Status, Task, TrajectoryScore
-from turnwise_observability.otel import OtelConfig, OtelObserver, is_enabled
+from turnwise_observability.config import OtelConfig, is_enabled
+from turnwise_observability.otel import OtelObserver
 
 TASK = Task(messages=({"role": "user", "content": "x"},), uid="t")
 AT = 1_700_000_000.0

@@ -4,7 +4,8 @@ from structlog.testing import capture_logs
 
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import RequestRouted
-from turnwise_observability.routing_log import RoutingLog, RoutingLogConfig
+from turnwise_observability.config import RoutingLogConfig
+from turnwise_observability.routing_log import RoutingLog
 
 
 def test_the_routing_log_has_a_line_per_decision():

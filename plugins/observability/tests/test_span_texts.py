@@ -7,7 +7,7 @@ import pytest
 from turnwise.events.observer import EpisodeStarted, ToolFinished, TurnFinished
 from turnwise.record.result import EpisodeResult
 from turnwise.types import FinishReason, Status, Task
-from turnwise_observability.otel import OtelConfig
+from turnwise_observability.config import OtelConfig
 from turnwise_observability.span_texts import SpanTexts
 from turnwise_observability.timeline import EpisodeTimeline
 

@@ -21,7 +21,8 @@ from turnwise.events.observer import (
 )
 from turnwise.record.result import EpisodeResult
 from turnwise.types import EpisodeMetrics, Fault, FinishReason, Status, Task
-from turnwise_observability.trace_file import TraceFile, TraceFileConfig
+from turnwise_observability.config import TraceFileConfig
+from turnwise_observability.trace_file import TraceFile
 
 seconds = st.floats(0, 3, width=32)
 

@@ -73,6 +73,7 @@ def start_driver(folder):
         each.stdout.close()
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("how", ["fork", "session"])
 def test_a_hung_call_that_has_forked_frees_its_slot(folder, monkeypatch, how):
     """A child in another session survives, but holds no slot."""

@@ -296,6 +296,7 @@ ATTACKS = (
 )
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_attack_is_contained(sandbox: Sandbox, programs_of, wait_until, attack: Attack) -> None:
     """The status is correct, the attack reaches nothing and leaves nothing, and the next program runs."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from sandbox_settings import Host
+
+pytestmark = pytest.mark.usefixtures("starts_a_process")
 
 LIST = """
 import fcntl, json, os, sys

@@ -13,6 +13,8 @@ from turnwise_python_sandbox import SandboxUnavailableError, Tier, diagnosis
 from turnwise_python_sandbox.diagnosis import diagnose
 from turnwise_python_sandbox.selftest import SelfTestResult
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the tiers of Linux")
 
 

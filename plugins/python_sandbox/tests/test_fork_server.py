@@ -18,6 +18,8 @@ from turnwise_python_sandbox.sealed_file import create_sealed_file
 from turnwise_python_sandbox.selftest import build_server_spec
 from turnwise_python_sandbox.server_process import ServerProcess, start_server
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 NEVER_S = 60.0
 LAUNCH = Launch(1, NEVER_S, 60, 256 * 2**20, 16 * 2**20, 200, False)
 

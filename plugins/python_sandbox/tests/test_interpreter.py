@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from turnwise_python_sandbox import SandboxUnavailableError, interpreter
 from turnwise_python_sandbox.interpreter import Interpreter, find_blocking_directory, find_interpreter
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 OTHER_UID = 64999
 
 

@@ -38,6 +38,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.many_cases(8)
 @pytest.mark.parametrize("attack", NEIGHBOUR_ATTACKS, ids=lambda attack: attack.name)
 def test_a_neighbour_is_out_of_reach(host: Host, attack: NeighbourAttack) -> None:
     """The attack reaches nothing, the victim is unchanged, and no program beside it fails."""

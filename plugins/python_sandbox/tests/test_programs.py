@@ -96,6 +96,7 @@ def _plain(code: str, folder) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_does_what_python_does(sandbox: Sandbox, tmp_path, name: str) -> None:
     """Output and exit code equal those of a plain interpreter."""

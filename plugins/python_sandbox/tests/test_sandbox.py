@@ -19,6 +19,8 @@ from sandbox_settings import GROWING_S
 from turnwise_python_sandbox import Sandbox, SandboxConfig, SandboxUnavailableError, Status, Tier, shared_sandbox
 from turnwise_python_sandbox.job import Job
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 TIERS = pytest.mark.parametrize("tier", [1, 2])
 
 

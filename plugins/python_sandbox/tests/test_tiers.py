@@ -11,6 +11,8 @@ from turnwise_python_sandbox.interpreter import find_blocking_directory
 from turnwise_python_sandbox.limits import Limits
 from turnwise_python_sandbox.selftest import SelfTestResult, build_server_spec, run_selftest, select_tier
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 
 def test_a_tier_works_if_the_kernel_has_landlock() -> None:
     """A broken sandbox fails here; other tests would skip it as a machine without isolation."""

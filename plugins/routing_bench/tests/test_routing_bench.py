@@ -15,10 +15,11 @@ from turnwise.record.trajectory import Trajectory
 from turnwise.routing import LeastTokens
 from turnwise.types import EpisodeMetrics, Status, Task
 from turnwise_result_files import TrajectoryWriter
-from turnwise_routing_bench import command as bench_command
+from turnwise_routing_bench import routing_report
 from turnwise_routing_bench.baseline_routers import RoundRobin
-from turnwise_routing_bench.command import BenchCommand, compare, load_routers
+from turnwise_routing_bench.command import BenchCommand
 from turnwise_routing_bench.recorded_traces import build_trace, load_trace, save_trace
+from turnwise_routing_bench.routing_report import compare, load_routers
 from turnwise_routing_bench.simulator import ReplicaModel, simulate
 from turnwise_routing_bench.synthetic_traces import SHAPES, synthetic_traces
 from turnwise_routing_bench.traces import ReplicaEvent, Trace, TraceTrajectory, TraceTurn
@@ -375,7 +376,7 @@ def test_json(small, capsys):
 
 def test_synthetic_by_default(monkeypatch, capsys):
     """Without a file the command replays the synthetic traces of the seed."""
-    monkeypatch.setattr(bench_command, "synthetic_traces", lambda seed, n: synthetic_traces(seed, n, 2))
+    monkeypatch.setattr(routing_report, "synthetic_traces", lambda seed, n: synthetic_traces(seed, n, 2))
     assert run("--seed", "5", "--replicas", "2", "--routers", "round_robin", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (5, list(SHAPES)) == (report["seed"], [row["trace"] for row in report["results"]])
@@ -400,7 +401,7 @@ def test_a_router_that_needs_options(monkeypatch):
     """A router whose options have no defaults is rejected by name."""
     host = Host()
     host.routers.add("needy", lambda config, resources: RoundRobin(), config=TraceTurn)
-    monkeypatch.setattr(bench_command, "load", lambda recipe: host)
+    monkeypatch.setattr(routing_report, "load", lambda recipe: host)
     with pytest.raises(ConfigError, match="'needy' has options without defaults"):
         load_routers("needy")
 

@@ -7,6 +7,8 @@ from turnwise_testing.probes.engine import EngineProbe
 from turnwise_testing.suites.engine import EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 
 class TestAroundFake(EngineSuite):
     """The standard tests of the engine and its process, with a fake SGLang."""

@@ -16,6 +16,8 @@ from turnwise.types import FinishReason
 from turnwise_sglang_engine import SglangConfig, SglangEngine
 from turnwise_testing.engines.scenarios import failure_of
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 
 def group_of(engine):
     """Return the ids of the processes in SGLang's group."""

@@ -8,6 +8,8 @@ import pytest
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 VOCAB_SIZE = 512
 EOS = 9
 

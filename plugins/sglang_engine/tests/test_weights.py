@@ -14,12 +14,15 @@ from turnwise_engine_support.weight_checks import ExpectedWeights
 from turnwise_sglang_engine.staging import stage
 from turnwise_testing.engines.scenarios import failure_of
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 GOOD = {"a.weight": np.full((2, 3), 2.0, np.float32), "b.weight": np.ones(4, np.float32)}
 TORN, DEADLY = np.full(4, -13.0, np.float32), np.full(4, -14.0, np.float32)
 """Weights that the fake SGLang refuses, and that kill it."""
 NO_WEIGHTS = "the engine has no valid weights, so all must be sent"
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize(
     "array",
     [

@@ -13,6 +13,7 @@ def good(calls):
     return [(call.name, call.arguments) for call in calls if not call.error]
 
 
+@pytest.mark.many_cases
 @given(st.data())
 def test_calls_that_a_cut_text_quotes_do_not_run(turn, render, parser_for, resources_of, data):
     """The text is unfinished, and so is its call."""

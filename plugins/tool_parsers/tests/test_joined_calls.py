@@ -48,6 +48,7 @@ def start(request):
     return request.param
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("separator", SEPARATORS)
 @pytest.mark.parametrize("lists", [False, True])
 def test_joined_json_calls(start, parser_for, separator, lists):
@@ -83,6 +84,7 @@ def test_text_after_calls(start, parser_for, after):
     assert content.endswith(after) or calls[-1].error
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("order", list(permutations(["name", "parameters", "type", "id"])))
 @pytest.mark.parametrize("key", ["parameters", "arguments"])
 @pytest.mark.parametrize("indent", [None, 4, 12])

@@ -12,6 +12,7 @@ from turnwise import ToolCall
 from turnwise_tool_parsers.turn import Turn
 
 
+@pytest.mark.many_cases
 @given(st.data())
 def test_calls_survive_a_round_trip(turn, render, parser_for, resources_of, data):
     """Names, arguments and their order are kept, whatever the texts in them hold; the rest is the content."""
@@ -82,6 +83,7 @@ def test_any_text_can_be_parsed(turn, parser_for, text):
         json.dumps(call.arguments, ensure_ascii=False).encode()
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("unit", [(a, b) for a in PIECES for b in ("", '["', "{", '{"a": "', 'f(a="""', "\n", "x")])
 def test_work_is_linear_in_the_text(parser_for, monkeypatch, unit):
     """However a long turn repeats itself, searches and values read at most 45 times its characters."""

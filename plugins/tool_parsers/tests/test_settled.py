@@ -37,6 +37,7 @@ def test_any_text_after_the_start_of_reasoning(parser_for, text):
     assert_settled(parser_for("hermes", starts_in_reasoning=True), text)
 
 
+@pytest.mark.many_cases
 @given(st.data())
 def test_rendered_turns(turn, render, parser_for, data):
     """Content, and then calls as the model's chat template writes them."""

@@ -25,6 +25,7 @@ def tags_of(turn, text):
     return text.replace("<think>", "[THINK]").replace("</think>", "[/THINK]") if turn[:7] == "mistral" else text
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_the_prompt_may_open_reasoning(turn, render, parser_for, resources_of, turn_templates, prefix):
     """Calls before the closing tag do not run."""
@@ -40,6 +41,7 @@ def test_the_prompt_may_open_reasoning(turn, render, parser_for, resources_of, t
     assert len("Perhaps ") + 4 == parser.settled(f"Perhaps {call}"[: len("Perhaps ") + 4])
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("prefix", CLOSED)
 def test_a_prompt_without_open_reasoning(turn, render, parser_for, resources_of, turn_templates, prefix):
     """The turn starts with text or calls."""

@@ -16,6 +16,8 @@ from turnwise_torl_python.config import TorlMathConfig
 from turnwise_torl_python.verifier import AnswerVerifier
 from turnwise_torl_python.verifier_process import equals
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 CODE = "```python\nprint(1)\n```\n```output"
 
 

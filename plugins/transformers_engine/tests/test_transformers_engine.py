@@ -15,6 +15,7 @@ from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.manager.sampling import request_options
 
 
+@pytest.mark.many_cases(4)
 @pytest.mark.parametrize("kind", ["tiny_model", "tiny_llama"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_logprobs_over_turns_equal_a_forward_pass(kind, temperature, request, serve, ask, context, assert_logprobs):

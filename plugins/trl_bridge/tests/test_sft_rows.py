@@ -56,6 +56,7 @@ def train(tiny, tmp_path, capsys):
     return run
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(("rows", "text"), REFUSED.values(), ids=REFUSED)
 def test_rows_are_refused(train, rows, text):
     """With the number of the row."""

@@ -23,6 +23,7 @@ CHANGED = [
 ]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("content", CHANGED, ids=repr)
 def test_a_changed_file_of_running_episodes_costs_no_page(tmp_path, serve, content):
     """A file that no run writes says nothing: the run is listed with its episodes, and the export is written."""
@@ -37,6 +38,7 @@ def test_a_changed_file_of_running_episodes_costs_no_page(tmp_path, serve, conte
     assert main(["view", str(run), "--export", str(tmp_path / "page.html")]) == 0
 
 
+@pytest.mark.many_cases(4)
 @pytest.mark.parametrize("calls", ODD_CALLS, ids=repr)
 def test_odd_tool_calls_are_shown(tmp_path, serve, calls):
     """The page gets each call as an object of texts, whatever the file has; the export has it too."""

@@ -78,6 +78,7 @@ def answers(client, routes):
     return {name: client.ask(f"api/v1/runs/0/{name}") for name in routes}
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", [*READERS, "trajectories.parquet", "trajectories.jsonl", "steps"])
 def test_the_other_pages_stay(tmp_path, serve, name, change):

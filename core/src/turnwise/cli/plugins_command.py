@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from turnwise.plugin.host import Host, load
-from turnwise.plugin.requirements import unmet_requirements
+from turnwise.plugin.requirements import InstalledDistributions
 from turnwise.protocols.command import OK
-from turnwise.terminal import Console, write_output
+from turnwise.terminal import write_output
 from turnwise.types import JsonDict, PluginRecipe
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class PluginsCommand:
@@ -24,6 +26,8 @@ class PluginsCommand:
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        from turnwise.console import Console
+
         host = load(PluginRecipe())
         if arguments.json:
             write_output(json.dumps({"plugins": plugin_rows(host)}, indent=2) + "\n")
@@ -34,6 +38,7 @@ class PluginsCommand:
 
 def plugin_rows(host: Host) -> list[JsonDict]:
     """Return one JSON object per plugin, sorted by name."""
+    distributions = InstalledDistributions()
     return [
         {
             "name": plugin.name,
@@ -42,7 +47,7 @@ def plugin_rows(host: Host) -> list[JsonDict]:
             "module": plugin.module,
             "state": plugin.state,
             "error": plugin.error,
-            "unmet_requirements": list(unmet_requirements(plugin.distribution)),
+            "unmet_requirements": list(distributions.unmet_requirements(plugin.distribution)),
             "registers": {kind: list(names) for kind, names in plugin.registers.items()},
         }
         for plugin in host.plugins
@@ -50,10 +55,13 @@ def plugin_rows(host: Host) -> list[JsonDict]:
 
 
 def _table(host: Host) -> Table:
+    from rich.table import Table
+
     table = Table("plugin", "version", "state", "registers")
+    distributions = InstalledDistributions()
     for plugin in host.plugins:
         lines = [f"{kind}: {', '.join(names)}" for kind, names in plugin.registers.items()]
-        lines += [f"needs {text}" for text in unmet_requirements(plugin.distribution)]
+        lines += [f"needs {text}" for text in distributions.unmet_requirements(plugin.distribution)]
         for kind in host.kinds:
             shared = [name for name in plugin.registers.get(kind, ()) if len(host.registry(kind).owners(name)) > 1]
             lines += [f"{kind}: {name} is registered by several plugins, and none has it" for name in shared]

@@ -28,7 +28,7 @@ from turnwise.events.observer import Observer
 from turnwise.plugin import specs as hookspecs
 from turnwise.plugin.added_kinds import ADD_HOOKSPECS, HookSpecs
 from turnwise.plugin.registry import Entry, Registry, did_you_mean
-from turnwise.plugin.requirements import install_hint, unmet_requirements
+from turnwise.plugin.requirements import InstalledDistributions
 from turnwise.protocols import (
     Adapter,
     Agent,
@@ -184,7 +184,7 @@ class Host:
         """Return the end of an error about a missing part: plugins that are not loaded, and a package to install."""
         broken = "".join(f"; plugin {plugin.name!r} is broken, it {plugin.error}" for plugin in self.broken)
         skipped = f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else ""
-        return f"{broken}{skipped}{install_hint(name)}"
+        return f"{broken}{skipped}{InstalledDistributions().install_hint(name)}"
 
     def source_of(self, owner: str) -> str:
         """Return the name of a plugin with its distribution, version and module, for error texts."""
@@ -221,14 +221,24 @@ def load(recipe: PluginRecipe | None = None) -> Host:
     known = tuple(sorted({point.name for point in installed}))
     for name in sorted((allow or frozenset()) - {point.name for point in chosen}):
         raise PluginError(f"plugin {name!r} is not installed{did_you_mean(name, known)}")
-    _check_pins(recipe.pins, [_found(point) for point in chosen])
+    distributions = InstalledDistributions()
+    found = [_Found(point, _described(point, distributions)) for point in chosen]
+    _check_pins(recipe.pins, [each.plugin for each in found])
     host = Host(skipped=tuple(sorted(set(known) - {point.name for point in chosen})))
     by_name = defaultdict(list)
-    for point in chosen:
-        by_name[point.name].append(point)
-    loading = _Loading(host=host, points=by_name, required={BUILTINS, *(allow or ())})
+    for each in found:
+        by_name[each.plugin.name].append(each)
+    loading = _Loading(host=host, found=by_name, required={BUILTINS, *(allow or ())}, distributions=distributions)
     loading.run()
     return evolve(host, plugins=tuple(loading.plugins.values()))
+
+
+@frozen
+class _Found:
+    """An entry point, and the plugin that it names."""
+
+    point: EntryPoint
+    plugin: LoadedPlugin
 
 
 @define(eq=False, kw_only=True)
@@ -236,20 +246,21 @@ class _Loading:
     """Imports plugins, and lets them register. An unusable plugin is marked as broken, or is an error if required."""
 
     host: Host
-    points: Mapping[str, list[EntryPoint]]
+    found: Mapping[str, list[_Found]]
     required: set[str]
+    distributions: InstalledDistributions
     plugins: dict[str, LoadedPlugin] = field(init=False)
     _modules: dict[str, object] = field(factory=dict, init=False)
     _manager: pluggy.PluginManager = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.plugins = {name: _found(points[0]) for name, points in self.points.items()}
+        self.plugins = {name: found[0].plugin for name, found in self.found.items()}
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
 
     def run(self) -> None:
         # First all of them add their hooks, so that the order of the names does not matter.
-        for name in self.points:
+        for name in self.found:
             self._attempt(name, self._import)
         if self.host.added.kinds:
             self._manager.add_hookspecs(self.host.added.as_module())
@@ -272,7 +283,7 @@ class _Loading:
             self.plugins[name] = evolve(plugin, state="broken", error=str(error))
 
     def _import(self, name: str) -> None:
-        self._modules[name] = module = _imported(self.points[name])
+        self._modules[name] = module = _imported(self.found[name], self.distributions)
         self.host.added.collect(module, name)
         for kind in self.host.added.kinds:
             if kind in KINDS or hasattr(Host, kind):
@@ -297,10 +308,9 @@ def _allowed(recipe: PluginRecipe) -> frozenset[str] | None:
     return frozenset({BUILTINS, *names})
 
 
-def _found(point: EntryPoint) -> LoadedPlugin:
-    distribution = point.dist
-    name, version = ("", "") if distribution is None else (distribution.name, distribution.version)
-    return LoadedPlugin(name=point.name, module=point.value, distribution=name, version=version)
+def _described(point: EntryPoint, distributions: InstalledDistributions) -> LoadedPlugin:
+    facts = distributions.describe(point.dist)
+    return LoadedPlugin(name=point.name, module=point.value, distribution=facts.name, version=facts.version)
 
 
 def _check_pins(pins: tuple[PluginPin, ...], found: list[LoadedPlugin]) -> None:
@@ -320,18 +330,18 @@ def _check_pins(pins: tuple[PluginPin, ...], found: list[LoadedPlugin]) -> None:
         raise PluginError(f"plugins differ from the driver's: {'; '.join(different)}")
 
 
-def _imported(points: list[EntryPoint]) -> object:
-    plugin = _found(points[0])
-    if len(points) > 1:
+def _imported(found: list[_Found], distributions: InstalledDistributions) -> object:
+    plugin = found[0].plugin
+    if len(found) > 1:
         # Which one would be kept follows the order of directories, so neither is.
-        owners = " and ".join(_found(each).source for each in points)
+        owners = " and ".join(each.plugin.source for each in found)
         raise DuplicateNameError(f"has a name that two distributions use: {owners}; uninstall one")
-    if wrong := [text for text in unmet_requirements(plugin.distribution, GROUP) if plugin.name != BUILTINS]:
-        raise PluginError(f"needs {wrong[0]}")
+    if plugin.name != BUILTINS and (wrong := next(distributions.unmet_requirements(plugin.distribution, GROUP), "")):
+        raise PluginError(f"needs {wrong}")
     try:
-        return points[0].load()
+        return found[0].point.load()
     except (Exception, SystemExit) as error:
-        missing = "".join(f"; it needs {text}" for text in unmet_requirements(plugin.distribution))
+        missing = "".join(f"; it needs {text}" for text in distributions.unmet_requirements(plugin.distribution))
         raise PluginError(f"cannot be imported: {describe(error)}{missing}") from error
 
 

@@ -1,41 +1,103 @@
-"""Packages that distributions require and that are not installed, with the remedy."""
+"""Installed distributions, and the packages that they require and that are not installed, with the remedy."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import distributions, requires
+from importlib.metadata import Distribution, distributions
+from typing import Final
 
-from packaging.requirements import Requirement
+from attrs import define, field, frozen
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
+_SEPARATORS: Final = re.compile(r"[-_.]+")
 
 
-def unmet_requirements(name: str, only: str = "") -> Iterator[str]:
+@frozen
+class DistributionFacts:
+    """Name, version and requirements of a distribution; a name and a version that its metadata lack are empty."""
+
+    name: str = ""
+    version: str = ""
+    requirements: tuple[str, ...] = ()
+
+
+@define(eq=False)
+class InstalledDistributions:
     """
-    Yield what the requirements of a distribution lack, with the remedy: one text for each requirement.
+    The installed distributions.
 
-    Args:
-        name: of an installed distribution; empty for one that is not known, which lacks nothing.
-        only: checks the requirements of one distribution; empty checks all.
+    `importlib.metadata` parses a distribution's metadata for each question. Here they are parsed at the first one, so
+    an object is for one list of plugins: it does not see what is installed later.
     """
-    for text in (requires(name) if name else None) or ():
-        if only and not text.startswith(only):
-            continue
+
+    _facts: dict[str, DistributionFacts | None] = field(factory=dict, init=False)
+    _unmet: dict[str, str] = field(factory=dict, init=False)
+
+    def describe(self, distribution: Distribution | None) -> DistributionFacts:
+        """Return the facts of a distribution; all of them are empty for None, an entry point without one."""
+        if distribution is None:
+            return DistributionFacts()
+        facts = read_facts(distribution)
+        self._facts.setdefault(_normalized(facts.name), facts)
+        return facts
+
+    def find(self, name: str) -> DistributionFacts | None:
+        """Return the facts of the distribution that Python finds by this name."""
+        key = _normalized(name)
+        if key not in self._facts:
+            self._facts[key] = next(map(read_facts, distributions(name=name)), None)
+        return self._facts[key]
+
+    def unmet_requirements(self, name: str, only: str = "") -> Iterator[str]:
+        """
+        Yield what the requirements of a distribution lack, with the remedy: one text for each requirement.
+
+        Args:
+            name: of an installed distribution; empty for one that is not known, which lacks nothing.
+            only: checks the requirements of one distribution; empty checks all.
+        """
+        facts = self.find(name) if name else None
+        for text in facts.requirements if facts else ():
+            found = _NAME.match(text)
+            if only and (found is None or found[0] != only):
+                continue
+            if text not in self._unmet:  # most plugins require the same versions
+                self._unmet[text] = self._describe_unmet(text)
+            if self._unmet[text]:
+                yield self._unmet[text]
+
+    def _describe_unmet(self, text: str) -> str:
+        from packaging.requirements import Requirement
+
         requirement = Requirement(text)
-        if (only and requirement.name != only) or not (
-            requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        ):
-            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            return ""
         wanted = f"{requirement.name}{requirement.specifier}"
-        found = [each.version for each in distributions(name=requirement.name)]
-        if not found or not requirement.specifier.contains(found[0], prereleases=True):
-            here = f"{found[0]} is installed" if found else "it is not installed"
-            yield f"{wanted}, and {here}: pip install '{wanted}'"
+        found = self.find(requirement.name)
+        if found is not None and requirement.specifier.contains(found.version, prereleases=True):
+            return ""
+        here = f"{found.version} is installed" if found else "it is not installed"
+        return f"{wanted}, and {here}: pip install '{wanted}'"
+
+    def install_hint(self, part: str) -> str:
+        """Return the end of an error text: the missing package that turnwise's extra with a part's name requires."""
+        extra = part.replace("_", "-")
+        pattern = re.compile(rf"""(turnwise-[\w-]+)(\[[\w,-]+\])?.*; extra == ['"]{re.escape(extra)}['"]""")
+        core = self.find("turnwise")
+        found = [match for line in (core.requirements if core else ()) if (match := pattern.fullmatch(line))]
+        missing = [f"{match[1]}{match[2] or ''}" for match in found if self.find(match[1]) is None]
+        return f"; to install it: pip install '{missing[0]}'" if missing else ""
 
 
-def install_hint(part: str) -> str:
-    """Return the end of an error text: the missing package that turnwise's extra with the name of a part requires."""
-    extra = part.replace("_", "-")
-    pattern = re.compile(rf"""(turnwise-[\w-]+)(\[[\w,-]+\])?.*; extra == ['"]{re.escape(extra)}['"]""")
-    found = [match for line in requires("turnwise") or () if (match := pattern.fullmatch(line))]
-    missing = [f"{match[1]}{match[2] or ''}" for match in found if not any(distributions(name=match[1]))]
-    return f"; to install it: pip install '{missing[0]}'" if missing else ""
+def _normalized(name: str) -> str:
+    return _SEPARATORS.sub("-", name).lower()
+
+
+def read_facts(distribution: Distribution) -> DistributionFacts:
+    """Parse the metadata of a distribution."""
+    metadata = distribution.metadata
+    requirements = metadata.get_all("Requires-Dist")
+    if requirements is None and distribution.read_text("requires.txt"):
+        requirements = distribution.requires  # of a distribution in the older form, an .egg-info folder
+    return DistributionFacts(metadata["Name"] or "", metadata["Version"] or "", tuple(requirements or ()))

@@ -315,6 +315,7 @@ BREAKS = {
 }
 
 
+@pytest.mark.many_cases(4)
 @pytest.mark.parametrize("name", [None, "w"], ids=["before the name", "after it"])
 @pytest.mark.parametrize("fault", BREAKS)
 def test_a_message_that_breaks_a_channel_closes_it_with_one_line(fault, name, capsys, monkeypatch):

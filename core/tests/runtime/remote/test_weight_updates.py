@@ -199,6 +199,7 @@ class GrowingPool:
             assert len(self.catching_up) == len(self.served)
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("keep_last", [True, False], ids=["kept", "not kept"])
 @pytest.mark.parametrize("make", [LastingTransport, Transport], ids=["lasting", "other"])
 @settings(max_examples=60)

@@ -1,12 +1,20 @@
-"""The files of a rollout: finished episodes, unfinished episodes, and a summary."""
+"""
+The files of a rollout: finished episodes, unfinished episodes, and a summary.
+
+Names are imported when they are asked for: a command's options need no file format.
+"""
 
 from __future__ import annotations
 
-from turnwise_result_files.row_file import find_rows
-from turnwise_result_files.running_episodes import RunningEpisodes, read_running
-from turnwise_result_files.summary import summarize, write_metrics
-from turnwise_result_files.trajectories import TrainedEpisode, TrajectoryWriter, read_results, read_training_step
-from turnwise_result_files.unfinished import load_unfinished, save_unfinished
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from turnwise_result_files.row_file import find_rows
+    from turnwise_result_files.running_episodes import RunningEpisodes, read_running
+    from turnwise_result_files.summary import summarize, write_metrics
+    from turnwise_result_files.trajectories import TrainedEpisode, TrajectoryWriter, read_results, read_training_step
+    from turnwise_result_files.unfinished import load_unfinished, save_unfinished
 
 __all__ = [
     "RunningEpisodes",
@@ -21,3 +29,23 @@ __all__ = [
     "summarize",
     "write_metrics",
 ]
+
+_MODULES: Final = {
+    "RunningEpisodes": "running_episodes",
+    "TrainedEpisode": "trajectories",
+    "TrajectoryWriter": "trajectories",
+    "find_rows": "row_file",
+    "load_unfinished": "unfinished",
+    "read_results": "trajectories",
+    "read_running": "running_episodes",
+    "read_training_step": "trajectories",
+    "save_unfinished": "unfinished",
+    "summarize": "summary",
+    "write_metrics": "summary",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -20,10 +20,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from turnwise.console import Console
 from turnwise.errors import PromptTooLongError
 from turnwise.events.observer import Observer, RunWaiting, TurnFinished
 from turnwise.record.result import EpisodeResult
-from turnwise.terminal import Console
 from turnwise.types import Status
 
 _LOG_EVERY_S: Final = 5.0

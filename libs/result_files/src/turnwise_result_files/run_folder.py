@@ -15,10 +15,11 @@ from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.models import pin_models
 from turnwise.config.parts import Choice
+from turnwise.console import Console
 from turnwise.errors import ConfigError
 from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
-from turnwise.terminal import Console, write_error
+from turnwise.terminal import write_error
 from turnwise.types import JsonDict, Status
 from turnwise_result_files.folder_lock import check_replaceable, make_folder, removed_folder, writing_to
 from turnwise_result_files.progress import Tally, progress_view

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from turnwise_rollout_buffer.buffer import BufferClosedError, TrajectoryBuffer
-    from turnwise_rollout_buffer.group_reward import GroupReward, GroupRewardConfig
+    from turnwise_rollout_buffer.config import GroupRewardConfig
+    from turnwise_rollout_buffer.group_reward import GroupReward
     from turnwise_rollout_buffer.groups import EpisodeGroup
     from turnwise_rollout_buffer.late_scores import LateScores
     from turnwise_rollout_buffer.producer import GroupProducer
@@ -34,7 +35,7 @@ _MODULES: Final = {
     "EpisodeGroup": "groups",
     "GroupProducer": "producer",
     "GroupReward": "group_reward",
-    "GroupRewardConfig": "group_reward",
+    "GroupRewardConfig": "config",
     "LateScores": "late_scores",
     "Share": "task_stream",
     "TaskStream": "task_stream",

@@ -19,13 +19,14 @@ from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
-from attrs import define, evolve, field, frozen, validators
+from attrs import define, evolve, field
 
 from turnwise import EpisodeResult, Score, Status, TrajectoryScore
 from turnwise.errors import BoundaryError, Owner
 from turnwise.protocols import GroupCall
 from turnwise.record.result import as_score, token_scores, total_score
 from turnwise.types import Fault
+from turnwise_rollout_buffer.config import GroupRewardConfig
 from turnwise_rollout_buffer.groups import GroupKey, group_key
 
 _SCORED: Final = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
@@ -33,21 +34,6 @@ GROUP_SIZE: Final = "group_size"
 """Metric of an episode: the number of episodes that were scored with it, or that failed with it for want of a score."""
 EPISODE_REWARD: Final = "episode_reward"
 """Metric of a scored episode: its reward before its group was scored, if it had one."""
-
-
-@frozen(kw_only=True)
-class GroupRewardConfig:
-    """
-    Options of every group reward. Those of a new one derive from it.
-
-    Attributes:
-        min_fraction: share of a group's episodes that must not have failed. If there are fewer, the others fail too,
-            because a score among the few that are left would not compare with the scores of whole groups.
-        deadline_s: seconds in which a group must be scored.
-    """
-
-    min_fraction: float = field(default=0.5, validator=[validators.ge(0), validators.le(1)])
-    deadline_s: float = field(default=120.0, validator=validators.gt(0))
 
 
 class GroupReward(ABC):

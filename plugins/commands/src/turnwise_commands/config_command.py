@@ -5,13 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from turnwise.config.file import dump_yaml
-from turnwise.config.resolve import load_resolved
-from turnwise.plugin.host import load
 from turnwise.protocols.command import OK
 from turnwise.terminal import write_output
-from turnwise.types import PluginRecipe
-from turnwise_commands.config_schema import json_schema
 
 
 class ConfigCommand:
@@ -38,9 +33,16 @@ class ConfigCommand:
 
 
 def _show(arguments: argparse.Namespace) -> str:
+    from turnwise.config.file import dump_yaml
+    from turnwise.config.resolve import load_resolved
+
     config, _host = load_resolved(arguments.config, arguments.overrides)
     return dump_yaml(config)
 
 
 def _schema(_arguments: argparse.Namespace) -> str:
+    from turnwise.plugin.host import load
+    from turnwise.types import PluginRecipe
+    from turnwise_commands.config_schema import json_schema
+
     return json.dumps(json_schema(load(PluginRecipe())), indent=2) + "\n"

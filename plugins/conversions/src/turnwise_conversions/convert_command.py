@@ -3,37 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-from turnwise import Chat, EpisodeResult
-from turnwise.errors import ConfigError, DataError, TemplateError
-from turnwise.files import atomic_write, partial_path, replace
-from turnwise.models.finding import find_model
-from turnwise.models.location import ModelSource
-from turnwise.protocols import ModelSpec
-from turnwise.protocols.command import OK
-from turnwise.terminal import Console, write_error
-from turnwise.types import ToolSchema
-from turnwise_chat_templates import load_chat
-from turnwise_conversions.atif import to_atif
-from turnwise_conversions.demonstrations import Demonstration, encode_demonstration
-from turnwise_conversions.hf_dataset import to_dataset
-from turnwise_conversions.openai_chat import to_chat
-from turnwise_result_files import read_results
-from turnwise_result_files.messages import is_malformed
-from turnwise_strict_json import load_json
-from turnwise_task_files import check_tools, read_conversations
+from typing import Final
 
 FORMATS: Final = ("atif", "openai", "datasets", "sft")
 _EXAMPLES: Final = """\
@@ -42,13 +13,6 @@ Examples:
   turnwise convert runs/first --to openai --out tune.jsonl --min-reward 1 --tools tools.json
   turnwise convert runs/first --to datasets --out first_dataset
   turnwise convert tune.jsonl --to sft --model models/qwen3 --out sft.parquet"""
-_SFT_SCHEMA: Final = pa.schema(
-    [("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("labels", pa.list_(pa.int32()))]
-)
-_BATCH_ROWS: Final = 256
-"""Conversations that are in memory at a time."""
-_IGNORED_LABEL: Final = -100
-"""The label that the loss functions of PyTorch and transformers leave out."""
 
 
 class ConvertCommand:
@@ -67,137 +31,6 @@ class ConvertCommand:
         parser.add_argument("--revision", help="sft: branch, tag or commit of a model on the hub (default: its main)")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        out: Path = arguments.out
-        _check_options(arguments)
-        tools = _read_tools(arguments.tools)
-        try:
-            if out.exists() or out.is_symlink():
-                raise ConfigError(f"{out}: exists already; give another --out")
-            out.parent.mkdir(parents=True, exist_ok=True)
-            num_written, num_read = _convert(arguments, tools)
-        except OSError as error:
-            raise ConfigError(f"--out {out}: {error.strerror or error}") from error
-        write_error(f"{out}: {num_written} of {num_read} written as {arguments.to}\n")
-        return OK
+        from turnwise_conversions.conversion import convert
 
-
-def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.to == "sft" and not arguments.model:
-        raise ConfigError("--to sft needs --model, a model with a chat template")
-    if arguments.to == "sft" and arguments.min_reward is not None:
-        raise ConfigError("--min-reward is for episodes; conversations have no reward")
-    if arguments.tools is not None and arguments.to not in ("openai", "sft"):
-        raise ConfigError(f"--tools is for openai and sft, not for {arguments.to}")
-    if arguments.revision is not None and arguments.to != "sft":
-        raise ConfigError(f"--revision is for sft, not for {arguments.to}")
-    if arguments.model and arguments.to in ("openai", "datasets"):
-        raise ConfigError(f"--model is for atif and sft, not for {arguments.to}")
-
-
-def _chat_of(model: str, revision: str | None) -> Chat:
-    source = ModelSource(path=model, base_dir=Path.cwd(), revision=revision, key="--model")
-    return load_chat(ModelSpec(path=find_model(source, weights=False).folder))
-
-
-def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple[list[EpisodeResult], int]:
-    """Return the episodes that fit in the order in which they were asked for, and the number of all."""
-    ordered = sorted(results, key=lambda r: (r.task.sample_index, r.task.uid, r.rollout_n))
-    chosen = [r for r in ordered if min_reward is None or (r.reward is not None and r.reward >= min_reward)]
-    return chosen, len(ordered)
-
-
-def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tuple[int, int]:
-    """Write the file or the folder; return how many were written and read."""
-    if arguments.to == "sft":
-        return _write_sft(arguments.source, arguments.out, _chat_of(arguments.model, arguments.revision), tools)
-    chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
-    return _write_episodes(chosen, arguments, tools), num_read
-
-
-def _write_episodes(
-    results: Sequence[EpisodeResult], arguments: argparse.Namespace, tools: Sequence[ToolSchema]
-) -> int:
-    if arguments.to == "datasets":
-        _save_dataset(to_dataset(results), arguments.out)
-        return len(results)
-    if arguments.to == "atif":
-        return _write_lines(arguments.out, (to_atif(each, model=arguments.model or "") for each in results))
-    lines = (to_chat(each, tools) for each in results)
-    return _write_lines(arguments.out, (line for line in lines if line is not None))
-
-
-def _save_dataset(made: Any, folder: Path) -> None:
-    """Save a dataset to a folder that gets its name when all is there."""
-    partial = partial_path(folder)
-    try:
-        made.save_to_disk(str(partial))
-        replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
-    """Write JSON lines; the file gets its name when all are there."""
-    number = 0
-    with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-            number += 1
-    return number
-
-
-def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema]) -> tuple[int, int]:
-    num_written = num_read = 0
-    found = _demonstrations(source, chat, tools)
-    with atomic_write(out) as partial, pq.ParquetWriter(partial, _SFT_SCHEMA) as writer, _progress() as advance:
-        while batch := list(islice(found, _BATCH_ROWS)):
-            rows = [_row_of(each) for each in batch if each is not None and each.loss_mask.any()]
-            writer.write_table(pa.Table.from_pylist(rows, schema=_SFT_SCHEMA))
-            num_written += len(rows)
-            num_read += len(batch)
-            advance(len(batch))
-        if not num_written:
-            raise DataError(f"{source}: no conversation has a turn to learn: the turns of the assistant have weight 0")
-    return num_written, num_read
-
-
-def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[Demonstration | None]:
-    """Yield the tokens of each conversation; None for one that no template can show."""
-    for each in read_conversations(source):
-        # The format `openai` writes episodes with such turns of a model, and gives them no weight.
-        if any(message.get("weight") == 0 and is_malformed(message) for message in each.messages):
-            yield None
-            continue
-        try:
-            yield encode_demonstration(chat, each.messages, each.tools or tools)
-        except (DataError, TemplateError) as error:
-            raise DataError(f"{each.where}: {error}") from error
-
-
-def _row_of(made: Demonstration) -> dict[str, Any]:
-    ids, mask = made.input_ids, made.loss_mask
-    labels = [int(token) if trained else _IGNORED_LABEL for token, trained in zip(ids, mask, strict=True)]
-    return {"input_ids": ids.tolist(), "loss_mask": mask.astype("uint8").tolist(), "labels": labels}
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Show on a terminal how many conversations are done; a log gets no bar."""
-    columns = (TextColumn("{task.completed} conversations"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda number: bar.advance(task, number)
-
-
-def _read_tools(path: Path | None) -> Sequence[ToolSchema]:
-    if path is None:
-        return ()
-    try:
-        value = load_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--tools {path}: cannot be read: {error}") from error
-    try:
-        return check_tools(value, f"--tools {path}")
-    except DataError as error:
-        raise ConfigError(str(error)) from error
+        return convert(arguments)

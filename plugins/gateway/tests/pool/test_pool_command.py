@@ -119,6 +119,7 @@ EDITS = {
 }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("action", ["status", "list", "requeue", "export"])
 @pytest.mark.parametrize("edit", EDITS)
 def test_edited_pools_are_refused(pool: Path, edit: str, action: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +134,7 @@ def test_edited_pools_are_refused(pool: Path, edit: str, action: str, capsys: py
     assert str(pool) in line
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("action", ["status", "list", "requeue", "export"])
 @pytest.mark.parametrize("start", range(100, 16_000, 1500))
 def test_damaged_pools_are_no_traceback(

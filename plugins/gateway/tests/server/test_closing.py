@@ -12,6 +12,7 @@ from turnwise_gateway.server.closing import close_runner
 GUARD_S = 60
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("passes", range(6))
 def test_a_connection_that_comes_at_the_end_is_closed(passes):
     """The client gets an end or a reset, and no transport is left open, however far its acceptance had come."""

@@ -26,6 +26,7 @@ def call(gateway):
         yield run
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 @pytest.mark.parametrize("kind", KINDS)

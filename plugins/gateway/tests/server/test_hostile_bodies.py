@@ -60,6 +60,7 @@ def run(scenario: Callable[[Site], Awaitable[None]], prompt_length: int = CONTEX
     return Sessions().run(serve, limits=limits)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda each: each.name)
 def test_a_hostile_body_is_bounded_work(hostile: Hostile, work: Counter[str]) -> None:
     """It is refused before more is parsed and tokenised than the context can hold; then an honest call works."""

@@ -12,6 +12,8 @@ from gateway_processes import Served, chat, converse, run_turnwise, serve, write
 from turnwise import EpisodeResult, Status
 from turnwise_result_files import read_results
 
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
 
 def read(out: Path) -> dict[str, EpisodeResult]:
     return {result.uid: result for result in read_results(out)}
@@ -97,6 +99,7 @@ def test_sessions_become_episodes(tmp_path: Path) -> None:
     assert not (tmp_path / "out/control.json").exists()
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
 def test_each_line_of_a_served_log_is_json(tmp_path: Path, how: signal.Signals) -> None:
     """From the start to the line about the signal, which ends the sessions as Ctrl-C does."""

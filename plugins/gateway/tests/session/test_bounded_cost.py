@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from attrs import evolve
 from session_scenarios import ADD, Sessions, as_message, results_of, user
 
@@ -83,6 +84,7 @@ def test_sessions_share_equal_tools() -> None:
     assert other.tools is not first.tools  # the order of keys is part of what the template renders
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_session_without_its_tools() -> None:
     """Hundred sessions with one set of tools take 4 KB each, and one request takes 38."""
     tools = TOOLS * 5

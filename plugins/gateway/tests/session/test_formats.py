@@ -78,6 +78,7 @@ def turn_with_a_call(chat):
     return whole[len(prompt) : min(end for end in ends if end >= 0)]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_sees_the_call_and_no_tags(name):
     """The template writes a call, the model samples it, and the client gets its name, arguments and nothing else."""

@@ -93,6 +93,7 @@ def check_conversation(chat: ChatTemplate, tools: tuple[Any, ...], turns: tuple[
     assert sampled == record.response_ids[record.origins == Origin.ACTION].tolist()
 
 
+@pytest.mark.many_cases
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="trl is not installed")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_context_begins_with_the_turn_before(name: str) -> None:

@@ -78,6 +78,7 @@ def make_batch(num_records, rewards=(1.0, 0.0, 0.5, 0.0)):
     return collate(episodes, pad_token_id=0)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_gradient_of_nine_records_is_that_of_one(spec, estimator, mode):

@@ -110,6 +110,7 @@ REWARD_CASES = {
 }
 
 
+@pytest.mark.many_cases(8)
 @pytest.mark.parametrize("old", ["recompute", "rollout"])
 @pytest.mark.parametrize("rewards", REWARD_CASES.values(), ids=REWARD_CASES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

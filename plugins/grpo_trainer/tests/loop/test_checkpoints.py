@@ -170,6 +170,7 @@ def test_a_kill_never_costs_a_saved_step(saves, keep_last):
             assert len(steps) <= keep_last
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("step", [5, 6], ids=["the same step", "the next step, and the first is removed"])
 def test_a_kill_at_each_operation_of_a_second_save(tmp_path, step):
     """Whichever file operation is the last, a listed checkpoint is complete, and there is at least one."""
@@ -268,6 +269,7 @@ def test_other_files_are_never_removed(tmp_path):
     assert "mine" == thesis.read_text()
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from turnwise import Chat
 from turnwise_middleware.interception import Interception
-from turnwise_middleware.wrappers import WRAPPERS
 
 _KIND_OF_METHOD: Final[Mapping[str, str]] = {
     "tool": "tools",
@@ -44,6 +43,8 @@ class Middleware(Interception):
 
     def wrap(self, kind: str, part: Any, chat: Chat | None) -> Any:
         """Return a part with this middleware around it."""
+        from turnwise_middleware.wrappers import WRAPPERS
+
         return WRAPPERS[kind](part, self, chat)
 
 

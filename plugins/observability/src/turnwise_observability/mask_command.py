@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from turnwise import EpisodeResult
 from turnwise.errors import ConfigError, DataError
 from turnwise.terminal import write_output
-from turnwise_observability.mask_image import save_mask
-from turnwise_result_files import read_results
+
+if TYPE_CHECKING:
+    from turnwise import EpisodeResult
 
 
 class MaskCommand:
@@ -30,6 +31,8 @@ class MaskCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
+        from turnwise_observability.mask_image import save_mask
+
         episode = find_episode(arguments.run, arguments.episode)
         if not episode.trajectories:
             raise ConfigError(f"episode {arguments.episode} of {arguments.run} has no record to draw")
@@ -49,6 +52,8 @@ def find_episode(run: Path, index: int) -> EpisodeResult:
         DataError: there is no run.
         ConfigError: the run has fewer episodes.
     """
+    from turnwise_result_files import read_results
+
     if not run.exists():
         raise DataError(f"{run}: does not exist; give a folder that `turnwise rollout` wrote")
     # The file has the episodes in the order in which they ended; `turnwise show` counts in this order.

@@ -18,32 +18,16 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import structlog
-from attrs import field, frozen, validators
 
 from turnwise import Resources
 from turnwise.errors import ConfigError
+from turnwise_observability.config import PrometheusConfig
 from turnwise_observability.metrics import MetricsObserver
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 App = Callable[[Any, Any], Iterable[bytes]]
-
-
-@frozen(kw_only=True)
-class PrometheusConfig:
-    """
-    Options of `prometheus`.
-
-    Attributes:
-        port: port of ``http://HOST:PORT/metrics``; 0 chooses a free port and logs it.
-        host: address to listen on; an address other than loopback requires a token.
-        token_env: environment variable with the token of the header ``Authorization: Bearer TOKEN`` of a scrape.
-    """
-
-    port: int = field(default=9464, validator=[validators.ge(0), validators.le(65535)])
-    host: str = "127.0.0.1"
-    token_env: str = "TURNWISE_PROMETHEUS_TOKEN"
 
 
 class PrometheusObserver(MetricsObserver):

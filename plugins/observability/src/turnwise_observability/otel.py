@@ -9,15 +9,15 @@ its events, so they cost nothing while it runs.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import structlog
-from attrs import field, frozen, validators
+from attrs import frozen
 
 from turnwise import Resources
 from turnwise.errors import ConfigError
 from turnwise.events.observer import EpisodeStarted, ToolFinished, TurnFinished
 from turnwise.types import Status
+from turnwise_observability.config import ENDPOINTS, INSTALL_OTEL, OtelConfig
 from turnwise_observability.span_texts import EpisodeTexts, SpanTexts, TurnTexts
 from turnwise_observability.timeline import EpisodeTimeline, TimelineObserver
 
@@ -25,58 +25,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
     from opentelemetry.trace import Tracer
-
-_INSTALL: Final = "pip install 'turnwise-observability[otel]'"
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-
-
-@frozen(kw_only=True)
-class OtelConfig:
-    """
-    Options of `otel`.
-
-    Attributes:
-        endpoint: base URL of an OTLP receiver over HTTP, such as `http://127.0.0.1:4318`; null takes it from the
-            environment variable `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`.
-        service_name: name of the service in the spans; `OTEL_SERVICE_NAME` overrides it.
-        texts: put prompts, answers, and arguments and results of tools on the spans.
-        text_limit: most characters of one of these texts; a longer one is cut, and a mark says by how many.
-    """
-
-    endpoint: str | None = None
-    service_name: str = "turnwise"
-    texts: bool = False
-    text_limit: int = field(default=4096, validator=validators.ge(1))
-
-    def __attrs_post_init__(self) -> None:
-        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"'endpoint' must start with http:// or https://, got {self.endpoint!r}")
-
-
-def is_enabled() -> bool:
-    """
-    Return whether the environment enables spans.
-
-    An OTLP endpoint enables them, unless `OTEL_SDK_DISABLED` is true or `OTEL_TRACES_EXPORTER` is none. The endpoint
-    may be meant for other programs, so a missing package is a warning and not an error.
-    """
-    enabled = any(os.environ.get(name) for name in _ENDPOINTS)
-    disabled = (
-        os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
-    )
-    if not enabled or disabled:
-        return False
-    try:
-        import opentelemetry.exporter.otlp.proto.http
-        import opentelemetry.sdk.trace  # noqa: F401 - only to check that they are installed
-    except ModuleNotFoundError as error:
-        structlog.get_logger().warning(
-            "an OTLP endpoint is set, but spans are off",
-            missing=error.name,
-            install=_INSTALL,
-        )
-        return False
-    return True
 
 
 def make_otel(config: OtelConfig, resources: Resources) -> OtelObserver:
@@ -92,8 +40,8 @@ def make_otel(config: OtelConfig, resources: Resources) -> OtelObserver:
 
 
 def _check_endpoint(config: OtelConfig) -> None:
-    if config.endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):
-        raise ConfigError(f"observer otel: no endpoint: set its option endpoint or the variable {_ENDPOINTS[1]}")
+    if config.endpoint is None and not any(os.environ.get(name) for name in ENDPOINTS):
+        raise ConfigError(f"observer otel: no endpoint: set its option endpoint or the variable {ENDPOINTS[1]}")
 
 
 class OtelObserver(TimelineObserver):
@@ -116,7 +64,7 @@ class OtelObserver(TimelineObserver):
             from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
             from opentelemetry.sdk.trace import TracerProvider
         except ModuleNotFoundError as error:
-            raise ConfigError(f"observer otel: needs {error.name}: {_INSTALL}") from error
+            raise ConfigError(f"observer otel: needs {error.name}: {INSTALL_OTEL}") from error
         resource = Resource.create({SERVICE_NAME: self._config.service_name}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(self._processor or self._make_processor())

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import structlog
-from attrs import define, field, frozen
+from attrs import define, field
 
 from turnwise import Observer
 from turnwise.events.observer import RequestRouted
-
-
-@frozen
-class RoutingLogConfig:
-    """
-    Options of `routing_log`.
-
-    Attributes:
-        sticky: also log requests of episodes that stay on their replica, which are nearly all.
-    """
-
-    sticky: bool = True
+from turnwise_observability.config import RoutingLogConfig
 
 
 @define(eq=False)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from turnwise import Resources
 from turnwise.errors import ConfigError
@@ -30,24 +30,13 @@ from turnwise.events.observer import (
     WeightsUpdated,
     unix_s,
 )
+from turnwise_observability.config import TraceFileConfig
 from turnwise_observability.timeline import EpisodeTimeline, TimelineObserver
 
 _HEAD: Final = b'{"displayTimeUnit":"ms","otherData":{"producer":"turnwise"},"traceEvents":[\n'
 _TAIL: Final = b"\n]}\n"
 _WORKERS, _REPLICAS, _DRIVER = 1000, 100_000, 1
 _MEMORY_SLOT: Final = 0
-
-
-@frozen
-class TraceFileConfig:
-    """
-    Options of `trace_file`.
-
-    Attributes:
-        path: file to write; an existing file is replaced. Open it at https://ui.perfetto.dev.
-    """
-
-    path: str
 
 
 def make_trace_file(config: TraceFileConfig, _resources: Resources) -> TraceFile:

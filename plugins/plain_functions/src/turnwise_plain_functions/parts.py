@@ -82,9 +82,19 @@ def reward(func: Callable[[Episode], object]) -> FunctionReward:
 
 @frozen(eq=False)
 class FunctionAgent:
-    """An agent whose step is an async function; a function that returns None has finished the episode."""
+    """
+    An agent whose step is an async function; a function that returns None has finished the episode.
+
+    A function with several turns is one step. An interrupted one is called again with the turns that were sampled,
+    unless it has the attribute `resumable` with the value False.
+    """
 
     func: Function
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the function may be called again for an interrupted episode."""
+        return bool(getattr(self.func, "resumable", True))
 
     async def step(self, episode: Episode) -> State | str:
         state: State | str | None = await self.func(episode)

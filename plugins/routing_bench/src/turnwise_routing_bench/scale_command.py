@@ -15,8 +15,9 @@ from attrs import asdict, evolve, frozen
 from rich import box
 from rich.table import Table
 
+from turnwise.console import Console
 from turnwise.errors import ConfigError
-from turnwise.terminal import Console, write_output
+from turnwise.terminal import write_output
 from turnwise_routing_bench.scale_costs import Costs, load_costs
 from turnwise_routing_bench.scale_result import FixedCosts, ScaleResult, as_plain, simulate
 from turnwise_routing_bench.scale_run import Death, Run

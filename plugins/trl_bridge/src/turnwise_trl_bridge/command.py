@@ -9,12 +9,9 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from turnwise import NoConfig, Resources, load_resolved
-from turnwise.config.models import pin_models
+from turnwise import NoConfig, Resources
 from turnwise.errors import ConfigError
-from turnwise.files import check_writable
 from turnwise.terminal import write_output
-from turnwise_task_files import load_tasks
 
 _OK: Final = 0
 _SEEDS: Final = 1 << 32
@@ -54,6 +51,10 @@ class TrlCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         check_installed("trl")
+        from turnwise import load_resolved
+        from turnwise.config.models import pin_models
+        from turnwise_task_files import load_tasks
+
         config, host = load_resolved(arguments.config, arguments.overrides)
         if config.rollout.n < 2:
             raise ConfigError(f"rollout.n is the group size and must be at least 2, got {config.rollout.n}")
@@ -79,6 +80,8 @@ def check_installed(command: str) -> None:
 
 def check_out(folder: Path) -> None:
     """Make the folder before a training, which writes it at its end; `ConfigError` unless it is empty or missing."""
+    from turnwise.files import check_writable
+
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"--out {folder} is not an empty folder: choose another or empty it")

@@ -21,9 +21,9 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 from rich.progress import track
 
+from turnwise.console import Console
 from turnwise.errors import DataError
 from turnwise.files import atomic_write
-from turnwise.terminal import Console
 from turnwise.types import JsonDict
 from turnwise_viewer.episode_groups import describe_group
 from turnwise_viewer.episode_index import Filter, group_numbers

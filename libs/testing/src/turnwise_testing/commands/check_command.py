@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import secrets
 
-from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError
-from turnwise.plugin.host import load
 from turnwise.protocols.command import FAILED, OK
-from turnwise.runtime.build import RunBuilder
-from turnwise.terminal import Console
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
@@ -49,6 +45,10 @@ class CheckCommand:
             return _simulate(arguments)
         if arguments.name is None:
             raise ConfigError("check needs a registered name, or --simulate")
+        from turnwise.config.resolve import load_resolved
+        from turnwise.console import Console
+        from turnwise.plugin.host import load
+        from turnwise.runtime.build import RunBuilder
         from turnwise_testing.commands.check_run import run_checks
 
         config, host = load_resolved(arguments.config, arguments.overrides) if arguments.config else (None, load())

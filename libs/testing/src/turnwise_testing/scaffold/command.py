@@ -6,11 +6,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from turnwise.plugin.host import load
 from turnwise.protocols.command import OK
 from turnwise.terminal import write_output
-from turnwise_testing.scaffold.kinds import KINDS
-from turnwise_testing.scaffold.project import Part, check_part, create, distribution_of, extend
 
 
 class NewCommand:
@@ -20,6 +17,8 @@ class NewCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare `KIND NAME [--into FOLDER | --folder FOLDER]`."""
+        from turnwise_testing.scaffold.kinds import KINDS
+
         parser.epilog = (
             "Examples:\n  turnwise new agent debate\n  turnwise new reward brevity --into debate\n"
             "  turnwise new engine counting --folder plugins/counting --distribution acme-counting"
@@ -33,6 +32,9 @@ class NewCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Write the files and print the next commands."""
+        from turnwise.plugin.host import load
+        from turnwise_testing.scaffold.project import Part, check_part, create, distribution_of, extend
+
         kind = check_part(arguments.kind, arguments.name, load())
         if arguments.into is None:
             folder = arguments.folder or Path(arguments.name)

@@ -9,8 +9,8 @@ from typing import Final
 
 from rich.text import Text
 
+from turnwise.console import Console
 from turnwise.errors import ConfigError
-from turnwise.terminal import Console
 from turnwise_testing.simulation.pool import Tally, simulate
 from turnwise_testing.simulation.worker import SCENARIOS
 

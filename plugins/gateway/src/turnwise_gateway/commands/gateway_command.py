@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Final, Protocol
-
-from turnwise_gateway.commands.pool_command import PoolCommand
-from turnwise_gateway.commands.replay_command import ReplayCommand
-from turnwise_gateway.commands.serve_command import ServeCommand
+from typing import Protocol
 
 
 class Subcommand(Protocol):
@@ -21,11 +17,13 @@ class Subcommand(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-SUBCOMMANDS: Final[Mapping[str, Subcommand]] = {
-    "serve": ServeCommand(),
-    "pool": PoolCommand(),
-    "replay": ReplayCommand(),
-}
+def build_subcommands() -> Mapping[str, Subcommand]:
+    """Return the subcommands by name; they import servers and engines, which a list of commands does not need."""
+    from turnwise_gateway.commands.pool_command import PoolCommand
+    from turnwise_gateway.commands.replay_command import ReplayCommand
+    from turnwise_gateway.commands.serve_command import ServeCommand
+
+    return {"serve": ServeCommand(), "pool": PoolCommand(), "replay": ReplayCommand()}
 
 
 class GatewayCommand:
@@ -38,7 +36,7 @@ class GatewayCommand:
             "Examples:\n  turnwise gateway serve run.yaml --out runs/served\n  turnwise gateway serve --help"
         )
         subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-        for name, command in SUBCOMMANDS.items():
+        for name, command in build_subcommands().items():
             sub = subparsers.add_parser(
                 name, help=command.help, description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
             )

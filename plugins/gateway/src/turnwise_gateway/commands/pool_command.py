@@ -15,8 +15,9 @@ from attrs import asdict
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.console import Console
 from turnwise.errors import DataError, InfrastructureError
-from turnwise.terminal import Console, write_output
+from turnwise.terminal import write_output
 from turnwise.types import JsonDict
 from turnwise_gateway.pool.pool_view import PoolView, RolloutView
 from turnwise_gateway.pool.sqlite_store import SqliteStore

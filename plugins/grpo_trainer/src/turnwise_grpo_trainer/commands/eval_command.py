@@ -8,19 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from turnwise import EpisodeResult
 from turnwise.errors import ConfigError
-from turnwise.files import write_text
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise.protocols.command import INTERRUPTED, OK
-from turnwise.terminal import Console, write_error
-from turnwise_result_files.resumption import EVALUATION_FILE
+from turnwise.terminal import write_error
 
 if TYPE_CHECKING:
+    from turnwise import EpisodeResult
     from turnwise_grpo_trainer.train_setup import TrainSetup
 
-_EPILOG: Final = f"""\
+_EPILOG: Final = """\
 Examples:
   turnwise eval examples/train_calculator.yaml
   turnwise eval examples/train_calculator.yaml rollout.validation_n=16 --k 1,4,16 --out runs/eval
@@ -29,7 +27,7 @@ Examples:
 
 The command runs the tasks of data.validation_path, rollout.validation_n episodes each, with
 rollout.validation_sampling. A path in an override is relative to the folder of the config, hence the $PWD.
---out writes the results to {EVALUATION_FILE}, and the episodes as `turnwise rollout` does, so that `turnwise show` and
+--out writes the results to {file}, and the episodes as `turnwise rollout` does, so that `turnwise show` and
 others read them. Ctrl-C or SIGTERM keeps what has finished; --resume DIR continues such a run or a killed one, and
 computes the results of a complete run again.
 pass@k is the unbiased estimator. The intervals are 95 % bootstrap intervals over tasks; below 20 tasks they are too
@@ -50,8 +48,9 @@ class EvalCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         from turnwise_result_files.folder_arguments import add_folder_arguments
+        from turnwise_result_files.resumption import EVALUATION_FILE
 
-        parser.epilog = _EPILOG
+        parser.epilog = _EPILOG.format(file=EVALUATION_FILE)
         add_folder_arguments(parser)
         parser.add_argument("--k", default="1", metavar="K[,K...]", help="values of k for pass@k (default: 1)")
         parser.add_argument(
@@ -62,10 +61,11 @@ class EvalCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-
+        from turnwise.console import Console
+        from turnwise.files import write_text
         from turnwise_grpo_trainer.loop.evaluation import evaluate_episodes, exclusion_notes, results_table
         from turnwise_result_files.folder_lock import writing_to
-        from turnwise_result_files.resumption import refuse_failures
+        from turnwise_result_files.resumption import EVALUATION_FILE, refuse_failures
         from turnwise_result_files.summary import note_truncations
 
         ks = _parse_ks(arguments.k)

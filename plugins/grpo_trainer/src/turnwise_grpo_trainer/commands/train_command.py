@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from turnwise.errors import ConfigError
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
@@ -124,6 +122,8 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> bool:
         return resume
     if (out / MODEL_FOLDER).exists():
         raise ConfigError(f"--resume: {out} has a trained model, but no checkpoint; add --overwrite to train again")
+    import structlog
+
     structlog.get_logger().info("there is no checkpoint yet: the training starts at step 0", out=str(out))
     return False
 

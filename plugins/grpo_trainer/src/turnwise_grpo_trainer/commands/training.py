@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from turnwise import RolloutManager
+from turnwise.console import Console
 from turnwise.files import write_text
-from turnwise.terminal import Console
 from turnwise_engine_support.devices import check_device
 from turnwise_grpo_trainer.build import build_loop, build_trainer
 from turnwise_grpo_trainer.loop.checkpoints import (

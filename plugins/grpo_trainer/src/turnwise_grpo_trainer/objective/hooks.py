@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from attrs import frozen
 
 import turnwise
-from turnwise import Registry, Resources, structure
-from turnwise.config.own_code import OwnCode, build_own
-from turnwise.config.parts import Choice
+from turnwise import Registry, Resources
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.types import PluginRecipe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from turnwise.config.own_code import OwnCode
+    from turnwise.config.parts import Choice
     from turnwise_grpo_trainer.config import TrainConfig
     from turnwise_grpo_trainer.objective.path_ratios import PathRatios
 
@@ -155,6 +155,7 @@ def build_objectives(train: TrainConfig, recipe: PluginRecipe | None, code: OwnC
         raise ConfigError(f"train.algorithm.adv_estimator: {estimator.name} has no options")
     if own and train.loss is None:
         return Objectives()
+    from turnwise.config.own_code import OwnCode, build_own
     from turnwise.plugin.host import load
 
     host = load(recipe)
@@ -176,7 +177,7 @@ def _build(registry: Registry[Any], choice: Choice, path: str) -> Any:
     except PluginError as error:
         own = f"; built in: {', '.join(BUILT_IN_ADVANTAGES)}" if registry.kind == "advantage" else ""
         raise ConfigError(f"{path}: {error}{own}") from None
-    options: Any = structure(dict(choice.options), entry.config, path=path)
+    options: Any = turnwise.structure(dict(choice.options), entry.config, path=path)
     try:
         part = entry.factory(options, Resources())
     except TurnwiseError:

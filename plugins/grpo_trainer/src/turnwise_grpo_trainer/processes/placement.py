@@ -10,9 +10,9 @@ from attrs import frozen
 from rich.table import Table
 
 from turnwise import PoolPlacement, RolloutManager, plan_placement
+from turnwise.console import Console
 from turnwise.errors import ConfigError
 from turnwise.models.hub import weight_bytes
-from turnwise.terminal import Console
 from turnwise_grpo_trainer.learner.devices import gpus_per_process
 from turnwise_grpo_trainer.train_setup import TrainSetup
 

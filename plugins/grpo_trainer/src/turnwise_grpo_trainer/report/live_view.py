@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise import EpisodeResult, Observer
+from turnwise.console import Console
 from turnwise.events.observer import RunWaiting
-from turnwise.terminal import Console
 
 COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "reward/mean": ("reward", "{:.3f}"),

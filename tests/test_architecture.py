@@ -26,6 +26,7 @@ LIBRARIES = [
     "turnwise_rollout_buffer",
     "turnwise_strict_json",
     "turnwise_task_files",
+    "turnwise_tool_formats",
 ]
 """Packages under `libs/` that plugins build on; the other libraries know nothing of turnwise."""
 SOURCES = sorted(

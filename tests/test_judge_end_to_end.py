@@ -53,7 +53,7 @@ def scores(*overrides):
         "chat_templates",
         "transformers_engine",
         "tool_agent",
-        "tool_parsers",
+        "hermes_parser",
         "calculator_demo",
         "acme_same_answer",
     ]

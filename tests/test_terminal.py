@@ -53,7 +53,7 @@ PRINTS: Final = f"print({HOSTILE!r})\nraise ValueError({HOSTILE!r})\n"
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with hostile texts in every file that a command reads."""
     folder = tmp_path_factory.mktemp("hostile")
-    plugins = [PLUGIN, "acme_hostile", "plain_functions", "mcp_tools", "tool_agent", "tool_parsers"]
+    plugins = [PLUGIN, "acme_hostile", "plain_functions", "mcp_tools", "tool_agent", "hermes_parser"]
     write_scripted_run(folder, plugins=plugins, modules=["own.py"])
     install_plugin(folder / SITE, "acme_hostile", PLUGIN_CODE)
     install_plugin(folder / SITE, "acme_broken", f"raise ValueError({HOSTILE!r})\n")

@@ -66,6 +66,19 @@ def test_there_are_plugins() -> None:
     assert "tool_parsers" in PLUGINS
 
 
+def test_layout() -> None:
+    """The repository has the promised folders, and each promised plugin is a distribution with an entry point."""
+    plugins = ("vllm_engine", "sglang_engine", "hermes_parser", "parallel_thinking", "torl_python")
+    folders = ("core", *(f"plugins/{name}" for name in plugins), "tests", "docs")
+
+    assert (ROOT / "pyproject.toml").is_file()
+    assert [name for name in folders if not (ROOT / name).is_dir()] == []
+    for name in plugins:
+        project = project_file(f"plugins/{name}")["project"]
+        assert f"turnwise-{name.replace('_', '-')}" == project["name"]
+        assert {name: f"turnwise_{name}"} == project["entry-points"]["turnwise"]
+
+
 def test_every_folder_is_a_plugin() -> None:
     """Every folder under `plugins/` has a `pyproject.toml`; one without files is left from another commit."""
     paths = [path for path in ROOT.glob("plugins/*") if path.is_dir() and path.name != "__pycache__"]

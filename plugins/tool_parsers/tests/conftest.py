@@ -17,6 +17,9 @@ import yaml
 from turnwise import Registry, Resources
 from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_tool_formats.config import ParserConfig
+from turnwise_tool_formats.hermes import Hermes
+from turnwise_tool_formats.parser import FormatParser
 from turnwise_tool_parsers import register_tool_parsers
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
@@ -154,6 +157,8 @@ def parser_for():
     """A function that builds the parser of a renderer or of a format, from resources and options."""
 
     def build(turn, resources=None, **options):
+        if turn == "hermes":  # another package registers it, and `auto` finds it
+            return FormatParser(Hermes(), ParserConfig(**options), resources or Resources(chat=CHAT))
         registry = Registry("tool parser")
         register_tool_parsers(registry)
         entry = registry.get(PARSER_OF.get(turn, turn))

@@ -35,13 +35,6 @@ class Formats(ToolParserSuite):
         return self.broken
 
 
-class TestHermes(Formats):
-    """`hermes`."""
-
-    registered = "hermes"
-    broken = ("<tool_call>{</tool_call>", "<tool_call></tool_call>", "<tool_call>[1]</tool_call>", "So: <tool_call>{}")
-
-
 class TestLlama3Json(Formats):
     """`llama3_json`."""
 
@@ -154,7 +147,7 @@ class TestAuto(Formats):
     """`auto`, with a chat template that writes the format of Hermes."""
 
     registered = "auto"
-    broken = TestHermes.broken
+    broken = ("<tool_call>{</tool_call>", "<tool_call></tool_call>", "<tool_call>[1]</tool_call>", "So: <tool_call>{}")
 
     @pytest.fixture
     def write_call(self, render):

@@ -7,8 +7,8 @@ import pytest
 
 from turnwise import Resources
 from turnwise.errors import ConfigError
-from turnwise_tool_parsers.config import ParserConfig
-from turnwise_tool_parsers.schema_values import ArgumentTypes
+from turnwise_tool_formats.config import ParserConfig
+from turnwise_tool_formats.schema_values import ArgumentTypes
 
 
 def test_hand_written_turns(case, parser_for, hand_written_tools, chat):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_turns import CONTENTS, XML, calls_of
 
 from turnwise import ToolCall
-from turnwise_tool_parsers.turn import Turn
+from turnwise_tool_formats.turn import Turn
 
 
 @pytest.mark.many_cases

@@ -9,6 +9,7 @@ from session_scenarios import ADD, make_call, user
 from turnwise import FinishReason, GenerateResult, Registry, Resources
 from turnwise_chat_templates.template import ChatTemplate
 from turnwise_gateway.session.turns import TurnReader
+from turnwise_hermes_parser import register_tool_parsers as register_hermes
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.probes.agent import ProbeParser
 from turnwise_tool_parsers import register_tool_parsers
@@ -34,6 +35,7 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10).map
 
 def parser_of(name):
     registry = Registry("tool parser")
+    register_hermes(registry)
     register_tool_parsers(registry)
     entry = registry.get(name)
     return entry.factory(entry.config(), Resources(chat=CHAT))

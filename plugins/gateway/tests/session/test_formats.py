@@ -15,6 +15,7 @@ from turnwise.errors import ConfigError, TemplateError
 from turnwise_chat_templates.template import ChatTemplate
 from turnwise_gateway.agents.agent import build_parts
 from turnwise_gateway.config import ExternalConfig
+from turnwise_hermes_parser import register_tool_parsers as register_hermes
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.probes.agent import AddTool, AgentProbe, make_task
@@ -40,6 +41,7 @@ def chat_of(name):
 
 def resources_of(chat, parser):
     registry = Registry("tool parser")
+    register_hermes(registry)
     register_tool_parsers(registry)
     entry = registry.get(parser)
     resources = Resources(chat=chat, tools={"add": AddTool()})

@@ -98,7 +98,7 @@ def test_a_config_names_them(monkeypatch):
 
 def installed_plugins():
     """Return the names of the installed plugins that the example needs."""
-    return ("grpo_trainer", "transformers_engine", "tool_agent", "tool_parsers", "calculator_demo")
+    return ("grpo_trainer", "transformers_engine", "tool_agent", "hermes_parser", "calculator_demo")
 
 
 @pytest.mark.usefixtures("stranger")

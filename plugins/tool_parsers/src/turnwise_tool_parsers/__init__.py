@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from turnwise import ReasoningParser, Registry, Resources, ToolParser, hookimpl
-from turnwise_tool_parsers.config import CONFIGS, HermesConfig, LimitConfig, ParserConfig
+from turnwise_tool_formats.config import LimitConfig, ParserConfig
+from turnwise_tool_parsers.config import CONFIGS
 from turnwise_tool_parsers.harmony import HarmonyReasoning
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
@@ -25,19 +26,11 @@ _NAMES = (
 
 def make_parser(name: str, config: LimitConfig, resources: Resources) -> ToolParser:
     """Build the parser of a format by its name; `ConfigError` when the run has no tokenizer."""
+    from turnwise_tool_formats.parser import FormatParser
     from turnwise_tool_parsers.formats import FORMATS
-    from turnwise_tool_parsers.parser import FormatParser
 
     grammars = {grammar.name: grammar for grammar in FORMATS}
     return FormatParser(grammars[name](), config, resources)
-
-
-def make_hermes(config: HermesConfig, resources: Resources) -> ToolParser:
-    """Build the parser `hermes` with its tags; `ConfigError` when the run has no tokenizer."""
-    from turnwise_tool_parsers.formats.hermes import Hermes
-    from turnwise_tool_parsers.parser import FormatParser
-
-    return FormatParser(Hermes(config.open_tag, config.close_tag), config, resources)
 
 
 def make_auto(config: LimitConfig, resources: Resources) -> ToolParser:
@@ -59,9 +52,8 @@ def make_harmony(_config: object, _resources: Resources) -> ReasoningParser:
 
 @hookimpl
 def register_tool_parsers(registry: Registry[ToolParser]) -> None:
-    """Register each format by its name, and `auto`."""
+    """Register each format of this package by its name, and `auto`."""
     registry.add("auto", make_auto, config=LimitConfig)
-    registry.add("hermes", make_hermes, config=HermesConfig)
     for name in _NAMES:
         registry.add(name, partial(make_parser, name), config=CONFIGS.get(name, ParserConfig))
 

@@ -15,11 +15,12 @@ from attrs import frozen
 
 from turnwise import Chat, Message, Resources
 from turnwise.errors import ConfigError
-from turnwise_tool_parsers.config import CONFIGS, LimitConfig, ParserConfig
+from turnwise_tool_formats.config import LimitConfig, ParserConfig
+from turnwise_tool_formats.parser import FormatParser
+from turnwise_tool_formats.prompts import QUESTION, opens_reasoning, render
+from turnwise_tool_formats.turn import Grammar
+from turnwise_tool_parsers.config import CONFIGS
 from turnwise_tool_parsers.formats import FORMATS
-from turnwise_tool_parsers.parser import FormatParser
-from turnwise_tool_parsers.prompts import QUESTION, opens_reasoning, render
-from turnwise_tool_parsers.turn import Grammar
 
 _MARKS: Final[dict[str, tuple[str, ...]]] = {
     "granite": ("<|start_of_role|>", "<function_call>"),

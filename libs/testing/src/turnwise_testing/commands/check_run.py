@@ -100,7 +100,7 @@ def run_checks(
 
     Args:
         host: with the plugin loaded.
-        name: a registered name, such as `hermes`, or a plugin's, such as `tool_parsers`.
+        name: a registered name, such as `hermes`, or a plugin's, such as `hermes_parser`.
         config: whose sections give the options; defaults when None.
         resources: for the factories of the parts; the test kit's own when None.
         timeout_s: longest time of one check in seconds; one that takes longer has failed.

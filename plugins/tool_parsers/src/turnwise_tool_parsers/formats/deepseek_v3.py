@@ -15,8 +15,8 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.turn import Turn
 from turnwise_tool_parsers.formats.sections import SectionGrammar
-from turnwise_tool_parsers.turn import Turn
 
 _HEAD = re.compile(r"\s*+([^\n<]{0,256})<｜tool▁sep｜>")
 _FENCE = re.compile(r"\s*+([^\n`{]{1,256}+)\n\s*+```(?:json)?\s*+")

@@ -7,7 +7,7 @@ Source: the chat template of GLM-4.5, which writes line breaks between elements;
 space between elements is ignored, and that inside a value is kept. Nothing is escaped: `</arg_value>` ends a value only
 before `<arg_key>` or `</tool_call>`, so a text can hold it elsewhere, and `</tool_call>` too. A text that holds
 `<arg_key>` or `<tool_call>` cannot be written, since the value's closing tag may be missing. The tool's schema decides
-which texts are values of other types (`turnwise_tool_parsers.schema_values`): the template writes texts as they are,
+which texts are values of other types (`turnwise_tool_formats.schema_values`): the template writes texts as they are,
 and other values as JSON.
 """
 
@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from turnwise_strict_json import MalformedError
-from turnwise_tool_parsers.turn import Found, Grammar, Turn
+from turnwise_tool_formats.turn import Found, Grammar, Turn
 
 _CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"
 _NAME = re.compile(r"\s*+([^<>\n]{1,256})")

@@ -18,8 +18,8 @@ import re
 from typing import Final
 
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.turn import Found, Grammar, Turn
 from turnwise_tool_parsers.harmony import ENDS, MESSAGE, START, HarmonyReasoning, count_settled, read_messages
-from turnwise_tool_parsers.turn import Found, Grammar, Turn
 
 _RECIPIENT: Final = re.compile(r"to=(?:\s*+(functions\.[^\s<]*+)|([^\s<]*+))")
 _WHOLE: Final = re.compile(r"(?s:.*)")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
+from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls
 
 _CLOSE = "</tool_call>"
 

@@ -14,8 +14,8 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.turn import Turn, with_id
 from turnwise_tool_parsers.formats.sections import SectionGrammar
-from turnwise_tool_parsers.turn import Turn, with_id
 
 _HEAD = re.compile(r"\s*+([^\s<]{0,256}+)\s*+<\|tool_call_argument_begin\|>")
 _INDEX = re.compile(r":\d{1,16}$")

@@ -19,7 +19,7 @@ import re
 from typing import Any
 
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
+from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls
 
 _TAG = "<|python_tag|>"
 _NAME = re.compile(r'"name"\s*+:')

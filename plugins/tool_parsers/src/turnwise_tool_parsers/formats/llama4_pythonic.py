@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 
 from turnwise import ToolCall
+from turnwise_tool_formats.turn import Found, Grammar, Turn, read_list
 from turnwise_tool_parsers.python_values import read_python_call
-from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_list
 
 _TAG, _CLOSE = "<|python_start|>", "<|python_end|>"
 _NEXT = re.compile(r"\s*+[,;]?\s*+\[(?=\s*+[^\W\d][\w.\-]{0,255}\()")

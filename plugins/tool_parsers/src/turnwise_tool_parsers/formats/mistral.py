@@ -15,7 +15,7 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls, with_id
+from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls, with_id
 
 _HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\]\s*+([^\s\[{]{0,64}+)\s*+)?(?:\[ARGS\])?")
 _NEXT = re.compile(r"\s*+[,;]?\s*+(?=[\w.\-]{1,256}+\s*+(?:\[CALL_ID\]\s*+[^\s\[{]{0,64}+\s*+)?\[ARGS\])")

@@ -10,7 +10,7 @@ elements. The model sometimes omits `<tool_call>`, so the tag is optional, as in
 `</parameter>` ends a text only before `<parameter=` or `</function>`, so a text can hold it elsewhere, and
 `</function>` too. A text that holds `<parameter=`, `<function=` or `<tool_call>` cannot be written, since the
 parameter's closing tag may be missing. The tool's schema decides which texts are values of other types
-(`turnwise_tool_parsers.schema_values`).
+(`turnwise_tool_formats.schema_values`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 from typing import Any
 
 from turnwise_strict_json import MalformedError
-from turnwise_tool_parsers.turn import Found, Grammar, Turn
+from turnwise_tool_formats.turn import Found, Grammar, Turn
 
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION_CLOSE, _PARAMETER_CLOSE = "</function>", "</parameter>"

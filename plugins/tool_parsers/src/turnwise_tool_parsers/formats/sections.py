@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
-from turnwise_tool_parsers.turn import Found, Grammar, Turn, with_id
+from turnwise_tool_formats.turn import Found, Grammar, Turn, with_id
 
 
 class SectionGrammar(Grammar):

@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from turnwise import ReasoningParser, ToolCall
 from turnwise_strict_json import MalformedError, check_value, load_json, read_json
-from turnwise_tool_parsers.schema_values import ArgumentTypes
+from turnwise_tool_formats.schema_values import ArgumentTypes
 
 _KINDS: Final = {
     dict: "an object",

@@ -8,9 +8,8 @@ import pytest
 from turnwise import Resources, ToolCall
 from turnwise.errors import ConfigError
 from turnwise_chat_templates.template import ChatTemplate
+from turnwise_hermes_parser import HermesConfig, make_hermes
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
-from turnwise_tool_parsers import make_hermes
-from turnwise_tool_parsers.config import HermesConfig
 
 CHAT = ChatTemplate(byte_tokenizer())
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -16,10 +16,10 @@ import structlog
 from turnwise import Chat, ReasoningParser, Resources, ToolCall
 from turnwise.errors import ConfigError
 from turnwise.types import TokenArray
-from turnwise_tool_parsers.config import LimitConfig, ParserConfig
-from turnwise_tool_parsers.prompts import opens_reasoning
-from turnwise_tool_parsers.schema_values import ArgumentTypes
-from turnwise_tool_parsers.turn import Grammar, Turn
+from turnwise_tool_formats.config import LimitConfig, ParserConfig
+from turnwise_tool_formats.prompts import opens_reasoning
+from turnwise_tool_formats.schema_values import ArgumentTypes
+from turnwise_tool_formats.turn import Grammar, Turn
 
 _MAX_REPEATED: Final = 512
 """The repetitions in an opening match fewer characters together."""

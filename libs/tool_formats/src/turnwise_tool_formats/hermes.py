@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from turnwise_strict_json import MalformedError
-from turnwise_tool_parsers.turn import Found, Grammar, Turn
+from turnwise_tool_formats.turn import Found, Grammar, Turn
 
 
 class Hermes(Grammar):

@@ -1,16 +1,19 @@
 """
 Measures the CPU cost per turn of the local runtime relative to a plain asyncio loop, in one process.
 
-    python benchmarks/turn_cost.py [--runs 7] [--episodes 256] [--middleware] [--json FILE]
+    python benchmarks/turn_cost.py [--runs 7] [--episodes 256] [--wrappers] [--json FILE]
 
 The engine answers at once, so the measurement covers everything else: template, tokens, records, parsing, routing and
 checks. CPU seconds cover the whole process. Both variants alternate, so other load on the machine affects both.
 Every trajectory is compared with the workload's script.
 
+`--wrappers` adds three rows: nothing is wrapped although plugins that wrap parts are installed, three wrappers pass
+every call of the engine, the parser, the agent, the tools and the reward on, and the three shipped middlewares.
+
 `--once` runs turnwise alone, for a counter of instructions. The difference between two numbers of episodes is free of
 the start of the process:
 
-    valgrind --tool=callgrind python benchmarks/turn_cost.py --once 16 [--middleware]
+    valgrind --tool=callgrind python benchmarks/turn_cost.py --once 16 [--wrappers]
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import bare_loop
 import numpy as np
@@ -37,12 +40,13 @@ from turnwise import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
-    Middleware,
     Resources,
+    RunInfo,
     Status,
     Task,
     Tool,
     ToolResult,
+    Wrapper,
 )
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
@@ -57,6 +61,9 @@ from turnwise.tools.toolbox import ToolBox
 from turnwise_chat_templates.template import ChatTemplate
 
 CACHE = Path(__file__).parent / ".cache" / "tokenizer"
+Wrap = Callable[[str, Any], Any]
+Wrappers = Literal["none", "three", "middleware"]
+"""Wrappers of a row; without any, a row has no reward either."""
 PLAN = RolloutPlan(default_agent="tool_agent", agents={"tool_agent": None})
 
 
@@ -113,10 +120,45 @@ class ConstantReward:
         return 1.0
 
 
-def load_middleware(host: Host) -> list[Middleware]:
-    """Return the three shipped middlewares, with options that change nothing in this workload."""
+class Passing(Wrapper[Any]):
+    """A wrapper whose methods call those of the part inside."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample a turn."""
+        return await self.inner.generate(request)
+
+    def parse(self, token_ids: Any) -> Any:
+        """Parse a turn."""
+        return self.inner.parse(token_ids)
+
+    async def step(self, episode: Episode) -> Any:
+        """Make a step."""
+        return await self.inner.step(episode)
+
+    async def execute(self, session: object, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool."""
+        return await self.inner.execute(session, arguments)
+
+    async def score(self, episode: Episode) -> Any:
+        """Score an episode."""
+        return await self.inner.score(episode)
+
+
+def wrap_thrice(_kind: str, part: Any) -> Any:
+    """Return a part inside of three wrappers."""
+    return Passing(Passing(Passing(part)))
+
+
+def shipped_middleware(host: Host, chat: ChatTemplate) -> Wrap:
+    """Return the hooks of the three shipped middlewares, with options that change nothing in this workload."""
     options = {"redact_secrets": {}, "tool_rate": {"max_calls": 1_000_000}, "shape_reward": {}}
-    return [build_part(host, "middleware", Choice(name, values), Resources()) for name, values in options.items()]
+    section = tuple(build_part(host, "middleware", Choice(*each), Resources()) for each in options.items())
+    run = RunInfo(config={}, role="driver", section=section, resources=Resources(chat=chat))
+
+    def wrap(kind: str, part: Any) -> Any:
+        return host.wrapping.wrap("middleware", kind, part, object, run)
+
+    return wrap
 
 
 def build_components(
@@ -125,27 +167,21 @@ def build_components(
     tokenizer: Any,
     tools: list[dict[str, Any]],
     response_length: int,
-    middleware: bool | None = None,
+    wrappers: Wrappers | None = None,
 ) -> WorkerComponents:
     """Build a worker's components: the tool agent with the workload's tool; unless None, also with a reward."""
-    host = load()
-    outer = load_middleware(host) if middleware else []
-
-    def wrapped(kind: str, part: Any) -> Any:
-        for each in outer:
-            part = each.wrap(kind, part, chat) if kind in each.kinds else part
-        return part
-
+    host, chat = load(), ChatTemplate(tokenizer)
+    choices: dict[str | None, Wrap] = {"three": wrap_thrice, "middleware": shipped_middleware(host, chat)}
+    wrapped = choices.get(wrappers, lambda _kind, part: part)
     lookup_tools: dict[str, Tool] = {schema["function"]["name"]: LookupTool(workload, schema) for schema in tools}
-    chat = ChatTemplate(tokenizer)
     lookup_tools = {name: wrapped("tools", tool) for name, tool in lookup_tools.items()}
     parser = wrapped("tool_parsers", build_part(host, "tool_parsers", "hermes", Resources(chat=chat)))
     resources = Resources(chat=chat, parser=parser, tools=lookup_tools)
     options = {"max_assistant_turns": 128, "max_user_turns": 128}
     agent = wrapped("agents", build_part(host, "agents", Choice("tool_agent", options), resources))
-    reward = None if middleware is None else wrapped("rewards", ConstantReward())
+    reward = None if wrappers is None else wrapped("rewards", ConstantReward())
     return WorkerComponents(
-        engine=engine,
+        engine=wrapped("engines", engine),
         programs={"tool_agent": EpisodeProgram(agent=agent, reward=reward, tools=ToolBox(lookup_tools))},
         limits=Limits(prompt_length=100_000, response_length=response_length),
         stop_token_ids=chat.stop_token_ids,
@@ -159,11 +195,11 @@ def build_manager(
     tokenizer: Any,
     tools: list[dict[str, Any]],
     response_length: int,
-    middleware: bool | None = None,
+    wrappers: Wrappers | None = None,
 ) -> RolloutManager:
     """Build a rollout manager with the local runtime and the scripted engine."""
     engine = OracleEngine(oracle, workload.seconds_per_token)
-    components = build_components(workload, engine, tokenizer, tools, response_length, middleware)
+    components = build_components(workload, engine, tokenizer, tools, response_length, wrappers)
     return RolloutManager(LocalRuntime(engine, components), PLAN)
 
 
@@ -186,7 +222,7 @@ class Case:
     workload: Workload
     num_tools: int
     response_length: int
-    middleware: bool | None = None
+    wrappers: Wrappers | None = None
 
     def measure(self, tokenizer: Any, runs: int) -> dict[str, Any]:
         """Return CPU milliseconds per turn of both variants for each run."""
@@ -217,7 +253,7 @@ class Case:
 
     def _manager(self, oracle: Oracle, tokenizer: Any) -> RolloutManager:
         tools = schemas(self.num_tools)
-        return build_manager(self.workload, oracle, tokenizer, tools, self.response_length, self.middleware)
+        return build_manager(self.workload, oracle, tokenizer, tools, self.response_length, self.wrappers)
 
     def _measure(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
         gc.collect()
@@ -227,15 +263,15 @@ class Case:
         return cpu_ms, time.perf_counter() - wall, result
 
 
-def build_cases(episodes: int, middleware: bool = False) -> list[Case]:
+def build_cases(episodes: int, wrappers: bool = False) -> list[Case]:
     """Build the rows of the table."""
     rows = [Case(f"{episodes} episodes, 4 turns, {tools} tools", uniform(episodes), tools, 4096) for tools in (1, 40)]
     for turns in (8, 16, 32, 64):
         workload = uniform(max(1, episodes * 4 // turns), turns=turns)
         rows.append(Case(f"{len(workload.episodes)} episodes, {turns} turns, 1 tool", workload, 1, 400 * turns))
-    if middleware:
-        for wraps, text in ((False, "reward"), (True, "3 middlewares")):
-            rows.append(Case(f"{episodes} episodes, 4 turns, {text}", uniform(episodes), 1, 4096, wraps))
+    texts: dict[Wrappers, str] = {"none": "reward", "three": "3 wrappers", "middleware": "3 middlewares"}
+    for kind, text in texts.items() if wrappers else ():
+        rows.append(Case(f"{episodes} episodes, 4 turns, {text}", uniform(episodes), 1, 4096, kind))
     return rows
 
 
@@ -264,19 +300,19 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7, help="measured runs per case (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=256, help="episodes per run (default: %(default)s)")
     parser.add_argument("--latency", action="store_true", help="also measure makespan with heavy-tailed tool latencies")
-    parser.add_argument("--middleware", action="store_true", help="also measure three middlewares")
+    parser.add_argument("--wrappers", action="store_true", help="also measure wrapped parts")
     parser.add_argument("--once", type=int, metavar="N", help="run N episodes of turnwise alone, and print nothing")
     parser.add_argument("--json", type=Path, help="write the values of every run to this file")
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(CACHE)
     if arguments.once:
-        Case("once", uniform(arguments.once), 1, 4096, arguments.middleware).run_once(tokenizer)
+        Case("once", uniform(arguments.once), 1, 4096, "three" if arguments.wrappers else None).run_once(tokenizer)
         return
     print(describe_machine())
     print(f"CPU milliseconds per turn, whole process; median (min-max) of {arguments.runs} runs")
     print(f"{'':34s} {'bare loop':20s}  {'turnwise':20s}  ratio")
     rows = []
-    for case in build_cases(arguments.episodes, arguments.middleware):
+    for case in build_cases(arguments.episodes, arguments.wrappers):
         rows.append(case.measure(tokenizer, arguments.runs))
         print(format_row(rows[-1]), flush=True)
     if arguments.latency:

@@ -75,6 +75,10 @@ def options_lines(host: Host) -> Iterator[str]:
         for entry in host.registry(kind).entries().values() if places else ():
             yield from (f"### {entry.name}", "", f"In {', '.join(places)}; plugin `{entry.owner}`.", "")
             yield from fields_table(entry.config) if attrs.fields(entry.config) else ("It has no options.", "")
+    for plugin, section in host.sections.items():
+        for entry in host.registry(section.kind).entries().values() if section.kind else ():
+            yield from (f"### {entry.name}", "", f"In the section `{plugin}`; plugin `{entry.owner}`.", "")
+            yield from fields_table(entry.config) if attrs.fields(entry.config) else ("It has no options.", "")
 
 
 def fields_table(kind: type) -> Iterator[str]:
@@ -225,7 +229,7 @@ def registered_parts(host: Host, owner: str) -> str:
     """Return the names that a plugin registers, by kind."""
     found = {
         kind: [code(entry.name) for entry in host.registry(kind).entries().values() if entry.owner == owner]
-        for kind in KINDS
+        for kind in host.kinds
     }
     return "; ".join(f"{kind.replace('_', ' ')} {', '.join(names)}" for kind, names in found.items() if names)
 

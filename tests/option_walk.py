@@ -48,7 +48,7 @@ def places() -> dict[str, Path]:
     for item in attrs.fields(RunConfig):
         if KIND in item.metadata and item.name != "judge":
             found.setdefault(item.metadata[KIND], (item.name,))
-    return found
+    return {**found, "middleware": ("middleware",)}  # the section of a plugin, which lists parts of its kind
 
 
 def keys_of_sections(kind: type = RunConfig, name: str = "", path: Path = ()) -> Iterator[Key]:

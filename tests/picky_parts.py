@@ -11,6 +11,7 @@ from pathlib import Path
 
 from turnwise import Observer, State
 from turnwise.errors import ConfigError, DataError
+from turnwise_middleware import Middleware
 from turnwise_rollout_buffer import GroupReward as _GroupReward, GroupRewardConfig
 from turnwise_routing_bench.baseline_routers import RoundRobin
 from turnwise_testing.probes.agent import ProbeParser
@@ -131,11 +132,9 @@ class Router(RoundRobin):
         super().__init__()
 
 
-class Middle(Picky):
-    kinds = ("agents",)
-
-    def wrap(self, kind, part, chat):
-        return part
+class Middle(Picky, Middleware):
+    async def before_step(self, episode):
+        return None
 
 
 class Room(Picky):
@@ -173,7 +172,7 @@ PARTS: Final[Mapping[str, tuple[list[str], str, str]]] = {
     "observer": (["observers=[./own.py:Watcher]"], "observers.0: FILE:Watcher", "worker 0"),
     "observer of the driver": (["observers=[./own.py:DriverWatcher]"], "observers.0: FILE:DriverWatcher", "worker 0"),
     "router": (["router=./own.py:Router"], "router: FILE:Router", "worker 0"),
-    "middleware": (["middleware=[./own.py:Middle]"], "middleware: FILE:Middle", "worker 0"),
+    "middleware": (["middleware=[./own.py:Middle]"], "middleware.0: FILE:Middle", "worker 0"),
     "environment": (
         ["agent={name: environment, environment: './own.py:Room'}"],
         "environment 'FILE:Room'",

@@ -75,6 +75,7 @@ ALLOWED = {
     ("libs/testing/src/turnwise_testing/engines/actor_run.py", "pickle"): "reads a job from its parent process",
     ("libs/testing/src/turnwise_testing/suites/engine.py", "pickle"): "writes that job",
     ("libs/testing/src/turnwise_testing/suites/plugin.py", "pickle"): "checks that configs survive pickling",
+    ("libs/testing/src/turnwise_testing/suites/wrapper.py", "pickle"): "checks that sections survive pickling",
     ("libs/testing/src/turnwise_testing/simulation/simulated_ray.py", "pickle"): "copies arguments within a simulation",
     ("core/src/turnwise/runtime/remote/channel.py", "pickle"): "reads messages of a peer that has proved its key",
     ("plugins/sglang_engine/src/turnwise_sglang_engine/loading.py", "pickle"): "writes tensors as SGLang reads them",

@@ -20,6 +20,7 @@ from turnwise.config.resolve import build_part
 from turnwise.errors import DuplicateNameError, PluginError
 from turnwise.plugin import specs as hookspecs
 from turnwise.plugin.host import KINDS, Host, load
+from turnwise.plugin.wrapping import WRAPPED, noun_of
 from turnwise_testing.whole_runs.installation import install_plugin
 
 ROOT = Path(__file__).parents[1]
@@ -28,12 +29,15 @@ SLOT = re.compile(r"^([A-Z][\w ]*):", re.MULTILINE)
 SPECS = {
     node.name: node
     for node in ast.parse(inspect.getsource(hookspecs)).body
-    if isinstance(node, ast.FunctionDef) and any(ast.unparse(each) == "hookspec" for each in node.decorator_list)
+    if isinstance(node, ast.FunctionDef)
+    and any(ast.unparse(each).startswith("hookspec") for each in node.decorator_list)
 }
 
 
-REGISTERING = [name for name in SPECS if name != "add_hookspecs"]
+REGISTERING = [name for name in SPECS if name.startswith("register_")]
 """The hooks that get a registry."""
+WRAPPING = [name for name in SPECS if name.startswith("wrap_")]
+"""The hooks that get a part."""
 
 
 @pytest.fixture(params=REGISTERING)
@@ -66,6 +70,22 @@ def docstring_of(hook: str) -> str:
 def test_there_is_a_registry_for_every_hook() -> None:
     """The specifications and the host name the same kinds."""
     assert sorted(REGISTERING) == sorted(f"register_{kind}" for kind in KINDS)
+
+
+def test_every_hook_that_wraps_is_typed() -> None:
+    """A hook gets a part and the run, and returns a part of the same protocol or None: nothing is `Any`."""
+    assert sorted(WRAPPING) == sorted(f"wrap_{noun_of(kind)}" for kind in WRAPPED)
+    assert {*SPECS} == {*REGISTERING, *WRAPPING, "add_hookspecs", "config_section"}
+    for name in WRAPPING:
+        function = getattr(hookspecs, name)
+        part, run, result = get_type_hints(function).values()
+        assert list(inspect.signature(function).parameters) == [name.removeprefix("wrap_"), "run"]
+        assert (run, result) == (turnwise.RunInfo, part | None)
+        kind = next(kind for kind in WRAPPED if f"wrap_{noun_of(kind)}" == name)
+        assert get_args(get_type_hints(getattr(hookspecs, f"register_{kind}"))["registry"])[0] in (
+            part,
+            part | tuple[part, ...],
+        )
 
 
 def test_hooks_are_documented() -> None:

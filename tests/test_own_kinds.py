@@ -23,6 +23,7 @@ import aiohttp
 
 from turnwise import Observer, Reply, State, TrajectoryScore
 from turnwise_chat_templates import ChatTemplate as _ChatTemplate
+from turnwise_middleware import Middleware as _Middleware
 from turnwise_routing_bench.baseline_routers import RoundRobin as _RoundRobin
 from turnwise_testing import byte_tokenizer as _byte_tokenizer
 from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
@@ -137,12 +138,9 @@ class Router(_RoundRobin):
         super().__init__()
 
 
-class Middle:
-    kinds = ("agents",)
-
-    def wrap(self, kind, part, chat):
+class Middle(_Middleware):
+    async def before_step(self, episode):
         note("middleware")
-        return part
 
 
 class Room:
@@ -189,7 +187,8 @@ PARTS = {
     "environment": ["agent={name: environment, environment: './own.py:Room'}"],
     "external": ["agent={name: external, function: './own.py:outside'}"],
 }
-"""Overrides that take a part of each kind from the file; the last two are options of agents."""
+"""Overrides that take a part of each kind from the file; the last three are
+in the section of a plugin and in options of agents."""
 IN_REPLICAS = {"weight_transports"}
 """Kinds that a run needs only when its weights change; `test_own_weight_transport` covers them."""
 NOT_IN_CONFIGS = {"adapters", "commands", "diagnostics"}
@@ -216,7 +215,7 @@ def check(folder: Path, kind: str) -> None:
 
 def test_every_kind_is_here() -> None:
     """A new kind of part needs a case."""
-    assert {*PARTS} - {"environment", "external"} == {*KINDS} - IN_REPLICAS - NOT_IN_CONFIGS
+    assert {*PARTS} - {"environment", "external", "middleware"} == {*KINDS} - IN_REPLICAS - NOT_IN_CONFIGS
     assert {*kinds_of(RunConfig).values()} <= {*PARTS} | IN_REPLICAS
 
 

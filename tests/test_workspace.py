@@ -188,6 +188,10 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
                 assert f"turnwise-{entry.owner.replace('_', '-')}" == requirement.name
                 assert requirement.specifier.contains(version(requirement.name))
 
+    for owner in host.sections:
+        named.add(owner.replace("_", "-"))  # the key of its section
+        assert f"turnwise-{owner.replace('_', '-')}" == found[owner.replace("_", "-")].name
+
     assert found.keys() - named == {"gguf", "ray", "tokenizers", "torch"}
 
 

@@ -30,7 +30,6 @@ from turnwise import (
     GroupReward,
     Interaction,
     Message,
-    Middleware,
     Observer,
     Postprocessor,
     ReasoningParser,
@@ -189,15 +188,6 @@ class SilentGroupReward(Part):
         yield call.put
 
 
-class SilentMiddleware(Part):
-    """Wraps nothing."""
-
-    kinds = frozenset[str]()
-
-    def wrap(self, kind: str, part: Any, chat: Chat | None) -> Any:
-        return part
-
-
 class SilentPostprocessor(Part):
     """Adds nothing."""
 
@@ -316,12 +306,6 @@ def register_rewards(registry: Registry[Reward]) -> None:
 def register_group_rewards(registry: Registry[GroupReward]) -> None:
     """Add a group reward."""
     registry.add("silent_group_reward", SilentGroupReward, config=Options)
-
-
-@hookimpl
-def register_middleware(registry: Registry[Middleware]) -> None:
-    """Add middleware."""
-    registry.add("silent_middleware", SilentMiddleware, config=Options)
 
 
 @hookimpl

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from turnwise.events.observer import Observer
-from turnwise.plugin.added_kinds import HookSpecs
+from turnwise.plugin.added_kinds import HookSpecs, Section
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise.plugin.specs import hookimpl, hookspec
 from turnwise.protocols import (
@@ -29,17 +29,18 @@ from turnwise.protocols import (
     GroupReward,
     Interaction,
     Judge,
-    Middleware,
     ModelSpec,
     Postprocessor,
     ReasoningParser,
     Resources,
     Reward,
     Router,
+    RunInfo,
     Tokenizer,
     Tool,
     ToolParser,
     WeightTransport,
+    Wrapper,
 )
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
@@ -100,7 +101,6 @@ __all__ = [
     "Judge",
     "MemorySwitch",
     "Message",
-    "Middleware",
     "ModelSpec",
     "NoConfig",
     "Observer",
@@ -117,9 +117,11 @@ __all__ = [
     "RolloutManager",
     "Router",
     "RunConfig",
+    "RunInfo",
     "RunPlacement",
     "SamplingParams",
     "Score",
+    "Section",
     "State",
     "Status",
     "Task",
@@ -134,6 +136,7 @@ __all__ = [
     "TurnScore",
     "UnfinishedEpisode",
     "WeightTransport",
+    "Wrapper",
     "check_run",
     "configure_logging",
     "handle_interrupts",

@@ -81,7 +81,7 @@ def test_every_hook_has_a_registry_and_every_choice_a_hook():
     """The names of hooks, registries and kinds cannot drift apart."""
     hookspecs = importlib.import_module("turnwise.plugin.specs")
     hooks = {name.removeprefix("register_") for name in vars(hookspecs) if name.startswith("register_")}
-    registries = {item.name for item in attrs.fields(Host)} - {"plugins", "skipped", "added"}
+    registries = {item.name for item in attrs.fields(Host)} - {"plugins", "skipped", "added", "wrapping"}
     choices = {item.metadata[KIND] for item in attrs.fields(RunConfig) if KIND in item.metadata}
     assert hooks == registries == set(KINDS) == set(get_args(Kind))
     assert choices <= hooks
@@ -272,8 +272,8 @@ HOOK = "@turnwise.hookimpl\ndef register_engines(registry):\n    "
             "has an unknown hook 'register_engine'; did you mean 'register_engines'?",
         ),
         (
-            "@turnwise.hookimpl\ndef configure(registry): pass",
-            "has an unknown hook 'configure'; known: register_adapters, ",
+            "@turnwise.hookimpl\ndef set_up(registry): pass",
+            "has an unknown hook 'set_up'; known: register_adapters, ",
         ),
         (
             "def register_engines(registry): pass",

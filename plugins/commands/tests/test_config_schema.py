@@ -21,6 +21,7 @@ from turnwise.config.file import read_mapping, structure_config, to_dict
 from turnwise.config.parts import file_fields
 from turnwise.config.run import RunConfig
 from turnwise.errors import ConfigError
+from turnwise.plugin.added_kinds import Section
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise_commands.config_schema import attribute_docs, json_schema
 
@@ -79,11 +80,12 @@ class EngineOptions:
 def host_of(**entries: dict[str, type]) -> SimpleNamespace:
     """Anything with registries is a host for the schema."""
     kinds = {item.metadata["turnwise_kind"] for item in fields(RunConfig) if "turnwise_kind" in item.metadata}
-    host = SimpleNamespace(**{kind: Registry(kind) for kind in kinds})
+    registries = {kind: Registry(kind) for kind in kinds}
     for kind, registered in entries.items():
         for name, config in registered.items():
-            getattr(host, kind).add(name, config, config=config)
-    return host
+            registries[kind].add(name, config, config=config)
+    sections = {"p": Section(kind="tools"), "q": Section(options=Node)}
+    return SimpleNamespace(registry=registries.__getitem__, sections=sections)
 
 
 HOST = host_of(agents={"a": NoConfig, "b": Node}, engines={"e": EngineOptions}, tools={"t": Node})
@@ -181,7 +183,7 @@ def test_the_docstring_of_every_config_class_names_exactly_its_fields():
     modules = (turnwise.config.run, turnwise.config.parts, turnwise.config.runtime)
     for name, kind in ((name, kind) for module in modules for name, kind in vars(module).items()):
         if isinstance(kind, type) and "turnwise.config.run" in kind.__module__ and hasattr(kind, "__attrs_attrs__"):
-            documented = set(attribute_docs(kind)) - {"base_dir"}
+            documented = set(attribute_docs(kind)) - {"base_dir", "sections"}
             assert {item.name for item in file_fields(kind)} == documented, name
 
 
@@ -213,6 +215,10 @@ def test_documentation_of_several_lines_is_joined():
         ({"engine": "e"}, False),
         ({"engine": {"name": "e"}}, False),
         ({"engine": {"path": "p"}}, False),
+        ({"p": ["t", "m:f"], "q": {"children": []}}, True),
+        ({"p": ["u"]}, False),
+        ({"q": {"child": []}}, False),
+        ({"r": {}}, False),
     ],
 )
 def test_with_a_host_only_registered_names_and_options_are_valid(changes, valid):
@@ -304,7 +310,7 @@ def test_a_broken_config_class_costs_only_its_own_options(broken):
     with structlog.testing.capture_logs() as logs:
         validator = jsonschema_rs.validator_for(json_schema(host))
 
-    assert [(line["part"], line["plugin"]) for line in logs] == [("z", host.agents.get("z").owner)]
+    assert [(line["part"], line["plugin"]) for line in logs] == [("z", host.registry("agents").get("z").owner)]
     run = {"data": {"path": "t"}, "engine": {"name": "e", "path": "p"}}
     assert validator.is_valid({**run, "agent": {"name": "z", "anything": 1}})
     assert validator.is_valid({**run, "agent": {"name": "b", "children": [{}]}})

@@ -6,16 +6,22 @@ from typing import ClassVar
 import pytest
 from attrs import evolve
 
-from turnwise import Status, ToolCall, ToolResult, TrajectoryScore
-from turnwise_middleware import Middleware
-from turnwise_middleware.wrappers import InterceptedServingAgent, MiddlewareError
-from turnwise_testing.checks.middleware import MiddlewareProbe, wrapped
+from turnwise import RunInfo, Status, ToolCall, ToolResult, TrajectoryScore
+from turnwise.protocols import ServingAgent
+from turnwise_middleware import Middleware, wrap_tool
+from turnwise_middleware.wrappers import MiddlewareError
+from turnwise_testing.checks.middleware import middleware_checks
 from turnwise_testing.engines.scripted import ScriptedEngine
+
+
+def wrapped(middleware, kind, part):
+    """Return a part inside of a middleware, by the hooks of the plugin."""
+    return middleware_checks(lambda: middleware)[1].make_wrap()(kind, part)
 
 
 def results_of(middleware, count=8):
     """Return the results of some episodes inside of a middleware."""
-    probe = MiddlewareProbe(make_middleware=lambda: middleware)
+    probe = middleware_checks(lambda: middleware)[1]
 
     async def run():
         return [(await probe.run(number)).result for number in range(count)]
@@ -33,7 +39,6 @@ def failure_of(middleware, count=8):
 def test_without_a_method_nothing_is_wrapped():
     """Parts stay the objects that they were."""
     part = object()
-    assert frozenset() == Middleware().kinds
     for kind in ("agents", "engines", "postprocessors", "rewards", "tool_parsers", "tools"):
         assert part is wrapped(Middleware(), kind, part)
 
@@ -150,13 +155,13 @@ class Hanging(Middleware):
 
 def test_the_deadline_of_a_call_covers_its_middleware():
     """The model reads that the tool did not answer, and the episode continues."""
-    from turnwise_testing.checks.middleware import _agent
     from turnwise_testing.probes import agent as agent_probe
+    from turnwise_testing.probes.wrapped_parts import ToolLoop
 
     outer, plain = Hanging(), agent_probe.probe_resources()
     tools = {name: wrapped(outer, "tools", tool) for name, tool in plain.tools.items()}
     resources = evolve(plain, tools=tools)
-    agents = agent_probe.AgentProbe(make_agent=lambda: _agent(outer, resources), resources=resources)
+    agents = agent_probe.AgentProbe(make_agent=lambda: ToolLoop(resources), resources=resources)
 
     async def run():
         limits = agents.limits(tool_call_s=0.05)
@@ -190,7 +195,7 @@ def test_postprocessors(runs, expected):
         def process(self, batch):
             return {"open": 1, "secret": 2}
 
-    assert expected == Fields(runs).wrap("postprocessors", Both(), None).process(None)
+    assert expected == wrapped(Fields(runs), "postprocessors", Both()).process(None)
 
 
 class Stages(Middleware):
@@ -211,7 +216,8 @@ class Stages(Middleware):
 def test_the_lifecycle_of_an_engine():
     """Each stage is seen before and after; an exception is a veto."""
     Stages.seen.clear()
-    engine = Stages().wrap("engines", ScriptedEngine(), None)
+    inner = ScriptedEngine()
+    engine = wrapped(Stages(), "engines", inner)
 
     async def run():
         await engine.start()
@@ -223,7 +229,7 @@ def test_the_lifecycle_of_an_engine():
     asyncio.run(run())
     stages = ("start", "update_weights", "stop")
     assert [f"{when} {stage}" for stage in stages for when in ("before", "after")] == Stages.seen
-    assert not hasattr(engine, "generate")
+    assert engine.generate == inner.generate
 
 
 def test_an_agent_with_servers_keeps_them():
@@ -242,8 +248,8 @@ def test_an_agent_with_servers_keeps_them():
             self.closed = True
 
     inner = Serving()
-    agent = Short().wrap("agents", inner, None)
-    assert isinstance(agent, InterceptedServingAgent)
+    agent = wrapped(Short(), "agents", inner)
+    assert isinstance(agent, ServingAgent)
     assert {"a": "http://localhost"} == asyncio.run(agent.open())
     asyncio.run(agent.close())
     assert inner.closed
@@ -276,7 +282,11 @@ def test_the_outer_middleware_is_first_and_last():
         async def execute(self, session, arguments):
             return ToolResult(text=" ".join(arguments["order"]))
 
-    tool = Named("outer").wrap("tools", Named("inner").wrap("tools", Order(), None), None)
+        async def release(self, session):
+            return None
+
+    section = (Named("outer"), Named("inner"))
+    tool = wrap_tool(Order(), RunInfo(config={}, role="driver", section=section))
 
     async def run():
         return await tool.execute(await tool.create(None), {})

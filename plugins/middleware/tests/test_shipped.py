@@ -8,14 +8,14 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise import Task, TokenScore, ToolCall, ToolResult, TrajectoryScore, TurnScore
+from turnwise import RunInfo, Task, TokenScore, ToolCall, ToolResult, TrajectoryScore, TurnScore
 from turnwise.errors import ToolError
 from turnwise.tools.toolbox import ToolBox
-from turnwise_middleware import RedactSecretsConfig, ShapeRewardConfig, ToolRateConfig
+from turnwise_middleware import RedactSecretsConfig, ShapeRewardConfig, ToolRateConfig, wrap_tool
 from turnwise_middleware.redact_secrets import RedactSecrets
 from turnwise_middleware.shape_reward import ShapeReward
 from turnwise_middleware.tool_rate import ToolRate
-from turnwise_testing.checks.middleware import MiddlewareProbe
+from turnwise_testing.checks.middleware import middleware_checks
 
 TASK = Task(messages=({"role": "user", "content": "?"},), uid="a")
 SECRETS = (
@@ -58,12 +58,22 @@ class Echo:
         return notes
 
 
+def wrapped(middleware, tool):
+    """Return a tool inside of a middleware."""
+    return wrap_tool(tool, RunInfo(config={}, role="driver", section=(middleware,)))
+
+
+def probe_of(middleware):
+    """Return the probe of a middleware."""
+    return middleware_checks(lambda: middleware)[1]
+
+
 def call(middleware, *texts, tool=None):
     """Return the results of calls of one session, and the reward of its release."""
     tool = tool or Echo()
 
     async def run():
-        session = ToolBox([middleware.wrap("tools", tool, None)]).open_session(TASK, {})
+        session = ToolBox([wrapped(middleware, tool)]).open_session(TASK, {})
         name = tool.schema["function"]["name"]
         results = [await session.call(ToolCall(name=name, arguments={"text": text})) for text in texts]
         await session.release()
@@ -116,8 +126,8 @@ def test_a_wrong_pattern_is_refused():
 
 def test_the_observation_has_the_changed_text():
     """The record and the messages have no secret, and the metrics say so."""
-    plain = MiddlewareProbe(make_middleware=lambda: ToolRate(ToolRateConfig()))
-    redacting = MiddlewareProbe(make_middleware=lambda: RedactSecrets(RedactSecretsConfig(patterns=(r"\d+",))))
+    plain = probe_of(ToolRate(ToolRateConfig()))
+    redacting = probe_of(RedactSecrets(RedactSecretsConfig(patterns=(r"\d+",))))
 
     async def run(probe):
         return [(await probe.run(number)).result for number in range(8)]
@@ -146,7 +156,7 @@ def test_calls_beyond_the_number_are_refused():
 
 def test_the_number_of_calls_survives_an_interruption():
     """The notes of a suspended session have it."""
-    tool = ToolRate(ToolRateConfig(max_calls=1)).wrap("tools", Echo(), None)
+    tool = wrapped(ToolRate(ToolRateConfig(max_calls=1)), Echo())
 
     async def run():
         session = ToolBox([tool]).open_session(TASK, {})
@@ -214,7 +224,7 @@ def test_scores_of_turns_alone_are_refused():
 
 def test_the_metrics_have_the_shaped_reward():
     """The episode's result has the new score, and a note."""
-    probe = MiddlewareProbe(make_middleware=lambda: ShapeReward(ShapeRewardConfig(scale=0.5)))
+    probe = probe_of(ShapeReward(ShapeRewardConfig(scale=0.5)))
     result = asyncio.run(probe.run(0)).result
 
     assert sum(each.num_response_tokens for each in result.trajectories) / 2 == result.reward

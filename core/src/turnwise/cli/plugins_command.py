@@ -49,6 +49,7 @@ def plugin_rows(host: Host) -> list[JsonDict]:
             "error": plugin.error,
             "unmet_requirements": list(distributions.unmet_requirements(plugin.distribution)),
             "registers": {kind: list(names) for kind, names in plugin.registers.items()},
+            "wraps": list(plugin.wraps),
         }
         for plugin in host.plugins
     ]
@@ -61,6 +62,7 @@ def _table(host: Host) -> Table:
     distributions = InstalledDistributions()
     for plugin in host.plugins:
         lines = [f"{kind}: {', '.join(names)}" for kind, names in plugin.registers.items()]
+        lines += [f"wraps {', '.join(plugin.wraps)}"] if plugin.wraps else []
         lines += [f"needs {text}" for text in distributions.unmet_requirements(plugin.distribution)]
         for kind in host.kinds:
             shared = [name for name in plugin.registers.get(kind, ()) if len(host.registry(kind).owners(name)) > 1]

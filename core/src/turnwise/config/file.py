@@ -13,6 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Hashable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from turnwise.config.errors import located, shown
 from turnwise.config.parts import FILE_END, PACKAGE, ModelConfig
 from turnwise.config.peer_keys import explain_sections
 from turnwise.config.run import RunConfig, map_choices
+from turnwise.config.sections import split_sections
 from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError
 from turnwise.types import JsonDict, JsonObject, copy_json
@@ -74,8 +76,9 @@ def read_config(source: str | Path | JsonObject, overrides: Iterable[str] = ()) 
 
 def structure_config(data: object, base_dir: Path) -> RunConfig:
     """Make a run's config from plain values; `ConfigError` with one line for each misfit."""
+    own, sections = split_sections(data) if isinstance(data, Mapping) else (data, {})
     try:
-        return evolve(structure(data, RunConfig), base_dir=base_dir)
+        return evolve(structure(own, RunConfig), base_dir=base_dir, sections=sections)
     except ConfigError as error:
         raise ConfigError("\n".join(explain_sections(str(error).splitlines(), data))) from error
 
@@ -113,19 +116,20 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 def with_absolute_code(config: RunConfig) -> RunConfig:
     """Return the config with absolute paths of the files with code that it names."""
-
-    def anchor(place: str) -> str:
-        home, colon, name = place.rpartition(":") if ":" in place else (place, "", "")
-        return f"{config.locate(home)}{colon}{name}" if home.endswith(FILE_END) else place
-
+    anchor = partial(absolute_place, config)
     anchored: RunConfig = map_choices(config, lambda choice, *_: evolve(choice, name=anchor(choice.name)))
     return evolve(anchored, modules=tuple(map(anchor, config.modules)))
 
 
+def absolute_place(config: RunConfig, place: str) -> str:
+    """Return a file with code, or a place in one, with its absolute path; every other name as it is."""
+    home, colon, name = place.rpartition(":") if ":" in place else (place, "", "")
+    return f"{config.locate(home)}{colon}{name}" if home.endswith(FILE_END) else place
+
+
 def to_dict(config: RunConfig) -> JsonDict:
     """Return plain values for `structure_config`: every key but `base_dir`, with the defaults."""
-    result: JsonDict = unstructure(config)
-    return result
+    return {**unstructure(config), **config.sections}
 
 
 def dump_yaml(config: RunConfig) -> str:

@@ -12,6 +12,7 @@ import attrs
 from turnwise.config.parts import Choice, TypeForm, file_fields
 from turnwise.config.run import RunConfig
 from turnwise.plugin.registry import closest, did_you_mean
+from turnwise.plugin.requirements import InstalledDistributions
 
 
 def hint_for(key: str, path: str, section: type) -> str:
@@ -27,6 +28,8 @@ def hint_for(key: str, path: str, section: type) -> str:
     name, colon, _ = key.partition(":")
     if colon and name in known:
         return "; write a space behind each colon"
+    if not path and section is RunConfig and (missing := InstalledDistributions().install_hint(key)):
+        return missing  # the section of a plugin that is not installed
     for places in (_places_below(section, path), _places_below(RunConfig, "") if path or section is RunConfig else ()):
         # The key of another section is surely meant if its name is the same; a name of this section may be a guess.
         same = [place for place in places if place.rpartition(".")[2] == key]

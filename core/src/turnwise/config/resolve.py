@@ -7,8 +7,9 @@ options, and reports all errors at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import attrs
 from attrs import define, evolve, field
 
 from turnwise.config.errors import dotted, located
-from turnwise.config.file import read_config, structure_config, with_absolute_code
+from turnwise.config.file import absolute_place, read_config, structure_config, with_absolute_code
 from turnwise.config.own_code import OwnCode, build_own
 from turnwise.config.parts import Choice
 from turnwise.config.run import RunConfig, kinds_of, map_choices
+from turnwise.config.sections import check_section_name, section_choices, split_sections
 from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.plugin.host import Host, load
@@ -70,10 +72,12 @@ def resolve(config: RunConfig, host: Host) -> RunConfig:
     """
     resolver = _Resolver(host, OwnCode(base_dir=config.base_dir, modules=config.modules))
     resolved: RunConfig = map_choices(config, resolver.resolve)
+    anchor = partial(absolute_place, config)
+    sections = {name: resolver.resolve_section(name, value, anchor) for name, value in config.sections.items()}
     if resolver.problems:
         raise ConfigError("\n".join(resolver.problems))
     # A resumed run reads its config in another folder, and must find its agents under the same names.
-    return with_absolute_code(resolved)
+    return with_absolute_code(evolve(resolved, sections=sections))
 
 
 def _structure_options(host: Host, kind: str, choice: Choice, path: str, base_dir: Path | None) -> object:
@@ -149,6 +153,19 @@ class _Resolver:
             self.problems.append(str(error))
             return choice
 
+    def resolve_section(self, name: str, value: object, anchor: Callable[[str], str] = str) -> object:
+        """Return the section of a plugin, checked, as plain values; `anchor` makes the places of code absolute."""
+        try:
+            check_section_name(name, self.host)
+            section = self.host.sections[name]
+            if not section.kind:
+                return unstructure(structure(value, section.options, path=name, base_dir=self.code.base_dir))
+            choices = map_choices(section_choices(value, name), self.resolve, section.kind, name)
+            return unstructure([evolve(each, name=anchor(each.name)) for each in choices])
+        except (ConfigError, PluginError) as error:
+            self.problems.append(str(error))
+            return value
+
 
 def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
     """Return the misfits of plugin options in well-formed sections of a config that is not well-formed as a whole."""
@@ -167,4 +184,6 @@ def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
     resolver = _Resolver(host, OwnCode(base_dir=base_dir, modules=sections.pop("modules", ())))
     for name, value in sections.items():
         map_choices(value, resolver.resolve, kinds[name], name)
+    for name, value in split_sections(data)[1].items():
+        resolver.resolve_section(name, value)
     return [line for problem in resolver.problems for line in problem.splitlines()]

@@ -217,7 +217,6 @@ class RunConfig:
         tools_file: file with more tools, as in `tools`, or all with `class_name`, from `modules`.
         modules: modules and packages, with everything in them, and files, whose code parts may name by its place.
         postprocessors: add fields to batches, in this order.
-        middleware: acts before and after calls of parts; the first is outside of the others.
         observers: receive the events of the run.
         router: chooses a replica for an episode; null is `least_tokens`.
         rollout: how tasks become episodes.
@@ -227,7 +226,9 @@ class RunConfig:
         weights: conversion of weights on their way to the engines.
         memory: whether engines and a trainer share their devices.
         train: options of a trainer, such as `turnwise train`; all other commands ignore them.
-        plugins: entry-point names of the plugins to load; null loads all that are installed.
+        plugins: entry-point names of the plugins to load; null loads all that are installed. The hooks of a listed
+            plugin that wrap parts are called.
+        sections: the plugins' own sections, by entry-point name; in a file, each is a key of the top level.
         base_dir: folder that relative paths start from; not a key of the file.
     """
 
@@ -251,7 +252,6 @@ class RunConfig:
         metadata={SCHEMA: {"items": {"type": "string", "pattern": MODULE_PATTERN}}},
     )
     postprocessors: tuple[Choice, ...] = field(default=(), metadata={KIND: "postprocessors"})
-    middleware: tuple[Choice, ...] = field(default=(), metadata={KIND: "middleware"})
     observers: tuple[Choice, ...] = field(default=(), metadata={KIND: "observers"})
     router: Choice | None = field(default=None, metadata={KIND: "routers"})
     rollout: RolloutConfig = field(factory=RolloutConfig)
@@ -262,6 +262,7 @@ class RunConfig:
     memory: MemoryConfig = field(factory=MemoryConfig)
     train: Options = field(factory=dict, converter=plain)
     plugins: tuple[str, ...] | None = None
+    sections: Mapping[str, Any] = field(factory=dict, converter=plain, metadata={IN_FILE: False})
     base_dir: Path = field(factory=Path, converter=_absolute, metadata={IN_FILE: False})
 
     def __attrs_post_init__(self) -> None:

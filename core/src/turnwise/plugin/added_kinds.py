@@ -10,10 +10,30 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from turnwise.errors import DuplicateNameError, PluginError, describe
-from turnwise.plugin.registry import Registry
+from turnwise.plugin.registry import NoConfig, Registry
 
 ADD_HOOKSPECS: Final = "add_hookspecs"
 _PREFIX: Final = "register_"
+
+
+@frozen(kw_only=True)
+class Section:
+    """
+    A plugin's own section of a config: the top-level key with the entry-point name of the plugin.
+
+    Its hooks get it as `RunInfo.section`.
+
+    Attributes:
+        options: attrs class of the section; the hooks get an object of it.
+        kind: of parts that the plugin adds with `add_hookspecs`, in place of `options`: the section is a list of
+            choices, as `tools` is, and the hooks get a tuple of the built parts.
+        in_replicas: of a plugin that wraps engines: called in the driver with what the hooks get, it returns whether
+            this section wraps engines; a replica loads the plugin only then. None is always.
+    """
+
+    options: type = NoConfig
+    kind: str = ""
+    in_replicas: Callable[[object], bool] | None = None
 
 
 @frozen(kw_only=True)

@@ -10,7 +10,6 @@ A bad plugin fails only the runs that need it: it is listed as broken and regist
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections import defaultdict
@@ -26,9 +25,11 @@ from attrs import define, evolve, field, frozen
 from turnwise.errors import DuplicateNameError, PluginError, describe
 from turnwise.events.observer import Observer
 from turnwise.plugin import specs as hookspecs
-from turnwise.plugin.added_kinds import ADD_HOOKSPECS, HookSpecs
+from turnwise.plugin.added_kinds import HookSpecs, Section
+from turnwise.plugin.hook_checks import check_hooks
 from turnwise.plugin.registry import Entry, Registry, did_you_mean
 from turnwise.plugin.requirements import InstalledDistributions
+from turnwise.plugin.wrapping import Wrapping
 from turnwise.protocols import (
     Adapter,
     Agent,
@@ -38,7 +39,6 @@ from turnwise.protocols import (
     Engine,
     GroupReward,
     Interaction,
-    Middleware,
     Postprocessor,
     ReasoningParser,
     Reward,
@@ -62,7 +62,6 @@ Kind = Literal[
     "engines",
     "group_rewards",
     "interactions",
-    "middleware",
     "observers",
     "postprocessors",
     "reasoning_parsers",
@@ -85,11 +84,15 @@ class LoadedPlugin(PluginPin):
         state: `ok`, or `broken` when it cannot be used.
         error: why it is broken, on one line with the remedy.
         registers: the names it registered, by the host's registry.
+        wraps: the kinds of parts that its hooks wrap.
+        section: its own section of a config; None if it has none.
     """
 
     state: Literal["ok", "broken"] = "ok"
     error: str = ""
     registers: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    wraps: tuple[str, ...] = ()
+    section: Section | None = None
 
     @property
     def source(self) -> str:
@@ -117,12 +120,14 @@ class Host:
         plugins: every plugin that was asked for or is installed, sorted by name; broken ones too.
         skipped: names of plugins that are installed and were not allowed.
         added: the kinds that plugins add.
+        wrapping: the hooks that wrap parts.
         engines: and so on: one registry for each hook.
     """
 
     plugins: tuple[LoadedPlugin, ...] = ()
     skipped: tuple[str, ...] = ()
     added: HookSpecs = field(factory=HookSpecs)
+    wrapping: Wrapping = field(factory=lambda: Wrapping(_make_manager()))
     engines: Registry[Engine] = field(factory=lambda: Registry("engine", Engine))
     chats: Registry[Chat] = field(factory=lambda: Registry("chat", Chat))
     tool_parsers: Registry[ToolParser] = field(factory=lambda: Registry("tool parser", ToolParser))
@@ -135,7 +140,6 @@ class Host:
     postprocessors: Registry[Postprocessor] = field(factory=lambda: Registry("postprocessor", Postprocessor))
     routers: Registry[Router] = field(factory=lambda: Registry("router", Router))
     weight_transports: Registry[WeightTransport] = field(factory=lambda: Registry("weight transport", WeightTransport))
-    middleware: Registry[Middleware] = field(factory=lambda: Registry("middleware", Middleware))
     observers: Registry[Observer] = field(factory=lambda: Registry("observer", Observer))
     commands: Registry[Command] = field(factory=lambda: Registry("command", Command))
     adapters: Registry[Adapter] = field(factory=lambda: Registry("adapter", Adapter))
@@ -145,6 +149,11 @@ class Host:
     def broken(self) -> tuple[LoadedPlugin, ...]:
         """Installed plugins that cannot be used."""
         return tuple(plugin for plugin in self.plugins if plugin.state == "broken")
+
+    @property
+    def sections(self) -> dict[str, Section]:
+        """The sections that plugins have in a config, by the plugin."""
+        return {plugin.name: plugin.section for plugin in self.plugins if plugin.section is not None}
 
     def recipe(self) -> PluginRecipe:
         """Return a recipe that rebuilds this host in another process and rejects a mismatch."""
@@ -251,12 +260,13 @@ class _Loading:
     distributions: InstalledDistributions
     plugins: dict[str, LoadedPlugin] = field(init=False)
     _modules: dict[str, object] = field(factory=dict, init=False)
-    _manager: pluggy.PluginManager = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.plugins = {name: found[0].plugin for name, found in self.found.items()}
-        self._manager = pluggy.PluginManager(GROUP)
-        self._manager.add_hookspecs(hookspecs)
+
+    @property
+    def _manager(self) -> pluggy.PluginManager:
+        return self.host.wrapping.manager
 
     def run(self) -> None:
         # First all of them add their hooks, so that the order of the names does not matter.
@@ -279,6 +289,8 @@ class _Loading:
             for registry in map(self.host.registry, self.host.kinds):
                 registry.remove(name)
             self.host.added.remove(name)
+            if self._manager.has_plugin(name):
+                self._manager.unregister(name=name)
             self._modules.pop(name, None)
             self.plugins[name] = evolve(plugin, state="broken", error=str(error))
 
@@ -290,10 +302,16 @@ class _Loading:
                 raise PluginError(f"adds the hook 'register_{kind}', which turnwise has")
 
     def _register(self, name: str) -> None:
-        _check_hooks(self._modules[name], name, self._manager, self.host)
+        check_hooks(self._modules[name], name, self._manager, self.host.kinds)
         registers = {kind: _register(kind, name, self._manager, self.host) for kind in self.host.kinds}
         registers = {kind: names for kind, names in registers.items() if names}
-        self.plugins[name] = evolve(self.plugins[name], registers=registers)
+        wrapping = self.host.wrapping
+        section = wrapping.section(name)
+        if section is not None:
+            _check_section(section, name, self.host)
+        self.plugins[name] = evolve(
+            self.plugins[name], registers=registers, wraps=wrapping.kinds(name), section=section
+        )
 
 
 def _allowed(recipe: PluginRecipe) -> frozenset[str] | None:
@@ -345,25 +363,18 @@ def _imported(found: list[_Found], distributions: InstalledDistributions) -> obj
         raise PluginError(f"cannot be imported: {describe(error)}{missing}") from error
 
 
-def _check_hooks(module: object, name: str, manager: pluggy.PluginManager, host: Host) -> None:
-    """Register a plugin with pluggy; refuse functions that pluggy would never call."""
-    try:
-        manager.register(module, name=name)
-    except (ValueError, pluggy.PluginValidationError) as error:
-        raise PluginError(f"cannot be registered: {describe(error)}; write `def HOOK(registry)`") from error
-    hooks = (*(f"register_{kind}" for kind in host.kinds), ADD_HOOKSPECS)
-    for caller in manager.get_hookcallers(module) or ():
-        own = [each for each in caller.get_hookimpls() if each.plugin_name == name]
-        if not caller.has_spec() and not all(each.optionalhook for each in own):
-            raise PluginError(f"has an unknown hook {caller.name!r}{did_you_mean(caller.name, hooks)}")
-        if caller.has_spec() and not all(each.argnames for each in own):
-            raise PluginError(f"has a hook {caller.name!r} without an argument; write `def {caller.name}(registry)`")
-    for hook in hooks:
-        function = getattr(module, hook, None)
-        # The specifications have these names too, and a plugin may import them.
-        marked = hasattr(function, f"{GROUP}_impl") or hasattr(function, f"{GROUP}_spec")
-        if inspect.isroutine(function) and not marked:
-            raise PluginError(f"has a function {hook!r} that is not marked with @turnwise.hookimpl")
+def _make_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def _check_section(section: Section, name: str, host: Host) -> None:
+    added = host.added.kinds.get(section.kind)
+    if section.kind and (added is None or added.owner != name):
+        raise PluginError(f"declares a section of the kind {section.kind!r}; expected a kind that it adds")
+    if not attrs.has(section.options):
+        raise PluginError(f"declares a section of {section.options!r}; expected an attrs class")
 
 
 def _register(kind: str, name: str, manager: pluggy.PluginManager, host: Host) -> tuple[str, ...]:
@@ -382,13 +393,8 @@ def _register(kind: str, name: str, manager: pluggy.PluginManager, host: Host) -
 
 
 def _call(implementation: pluggy.HookImpl, registry: Registry[object], where: str) -> None:
-    function = implementation.function
-    # pluggy would call these without running them, and without an error.
-    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-        raise PluginError(f"{where} that is async or a wrapper; expected a plain function")
     try:
-        order = implementation.trylast - implementation.tryfirst
-        with registry.owned_by(implementation.plugin_name, order):
-            function(*(registry for _ in implementation.argnames))
+        with registry.owned_by(implementation.plugin_name):
+            implementation.function(*(registry for _ in implementation.argnames))
     except (Exception, SystemExit) as error:
         raise PluginError(f"{where} that raised {describe(error)}") from error

@@ -35,7 +35,6 @@ class Entry(Generic[T]):
         factory: builds it.
         config: attrs class of its options.
         owner: entry-point name of the plugin that registered it.
-        order: -1 if its hook is marked with `tryfirst`, 1 if with `trylast`.
         enabled_if: of an observer: returns whether a run has it although its config does not name it.
         reads_weights: of an engine: it reads the weights of the run's model.
     """
@@ -44,7 +43,6 @@ class Entry(Generic[T]):
     factory: Factory[T]
     config: type
     owner: str
-    order: int = 0
     enabled_if: Callable[[], bool] | None = None
     reads_weights: bool = True
 
@@ -63,7 +61,6 @@ class Registry(Generic[T]):
     contract: type | None = None
     _entries: dict[str, list[Entry[T]]] = field(factory=dict, init=False)  # several of one name are a conflict
     _owner: str = field(default="", init=False)
-    _order: int = field(default=0, init=False)
 
     def add(
         self,
@@ -105,7 +102,6 @@ class Registry(Generic[T]):
             factory=factory,
             config=config,
             owner=self._owner,
-            order=self._order,
             enabled_if=enabled_if,
             reads_weights=reads_weights,
         )
@@ -142,9 +138,9 @@ class Registry(Generic[T]):
         return f"{type(part).__name__}{lacks}; expected {package}.{contract.__name__}"
 
     @contextmanager
-    def owned_by(self, owner: str, order: int = 0) -> Iterator[None]:
+    def owned_by(self, owner: str) -> Iterator[None]:
         """Attribute the registrations inside to a plugin, for the texts of conflicts."""
-        self._owner, before, self._order = owner, self._owner, order
+        self._owner, before = owner, self._owner
         try:
             yield
         finally:

@@ -2,7 +2,23 @@
 Every hook of turnwise, and nothing else.
 
 A plugin is a module, named by an entry point of the group ``turnwise``, with functions marked ``@turnwise.hookimpl``.
-These rules hold for every hook; its docstring adds the meaning of its registry, and the one thing to avoid.
+
+The hooks ``wrap_*`` change parts of a run. Each gets a built part and returns another part of the same protocol, which
+the run uses in its place, or None to leave it. `turnwise.Wrapper` is the base class of such parts.
+
+A plugin that is installed wraps nothing by itself. Its hooks are called for a run if the config has a section with the
+name of the plugin's entry point, or if the config's `plugins` lists this name.
+
+They are called once per process, when it builds the part, and never per episode or turn. Without a wrapper, the part
+is the object that its factory returned. Each wrapper gets the result of the one before it. In pluggy's order the first
+is outside: a plugin with ``@hookimpl(tryfirst=True)`` is outside of others, one with ``trylast=True`` inside, and of
+the rest the last by name is outside. pluggy gives all implementations of one call the same arguments, so the core
+calls each plugin's apart, with pluggy's `subset_hook_caller`.
+
+A hook that raises, or that returns something without the methods of the protocol, ends the run before its first episode
+with a `PluginError` that names the plugin and the hook.
+
+These rules hold for the hooks ``register_*``. A docstring adds the meaning of its registry, and what to avoid.
 
 When: once per process, from `turnwise.plugin.host.load`: in the driver, and again in every worker and replica. None is
     awaited, and none runs per episode, turn or token.
@@ -22,7 +38,7 @@ from __future__ import annotations
 import pluggy
 
 from turnwise.events.observer import Observer
-from turnwise.plugin.added_kinds import HookSpecs
+from turnwise.plugin.added_kinds import HookSpecs, Section
 from turnwise.plugin.registry import Registry
 from turnwise.protocols import (
     Adapter,
@@ -33,11 +49,11 @@ from turnwise.protocols import (
     Engine,
     GroupReward,
     Interaction,
-    Middleware,
     Postprocessor,
     ReasoningParser,
     Reward,
     Router,
+    RunInfo,
     Tool,
     ToolParser,
     WeightTransport,
@@ -170,18 +186,6 @@ def register_weight_transports(registry: Registry[WeightTransport]) -> None:
 
 
 @hookspec
-def register_middleware(registry: Registry[Middleware]) -> None:
-    """
-    Add middleware, which wraps the parts of runs that name it.
-
-    With ``@hookimpl(tryfirst=True)`` it is outside of others, with ``trylast=True`` inside; else the order is the
-    config's, the first outside.
-
-    Do not: wrap anything here; `Middleware.wrap` does.
-    """
-
-
-@hookspec
 def register_observers(registry: Registry[Observer]) -> None:
     """
     Add observers of runs, turns, tools and episodes.
@@ -221,4 +225,87 @@ def register_diagnostics(registry: Registry[Diagnostic]) -> None:
     Each is built with its default options.
 
     Do not: check anything; `Diagnostic.diagnose` does.
+    """
+
+
+@hookspec(firstresult=True)
+def config_section() -> Section | None:
+    """
+    Return the plugin's own section of a config, which has the name of its entry point.
+
+    A plugin that wraps parts and lacks this hook has a section without options.
+
+    Do not: read a config; the hooks that wrap parts get the section as `RunInfo.section`.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_engine(engine: Engine, run: RunInfo) -> Engine | None:
+    """
+    Wrap the engine that samples for the run; the judge's engine is not wrapped.
+
+    Do not: change a result of `generate`: the tokens that it returns are trained.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_tool_parser(tool_parser: ToolParser, run: RunInfo) -> ToolParser | None:
+    """
+    Wrap the tool parser.
+
+    Do not: raise in `parse`; a malformed call is a `ToolCall` with an error.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_agent(agent: Agent, run: RunInfo) -> Agent | None:
+    """
+    Wrap the agent; each agent of a run is wrapped when it is built.
+
+    Do not: keep anything about an episode on the wrapper; one object serves many at once.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_tool(tool: Tool, run: RunInfo) -> Tool | None:
+    """
+    Wrap the tool; each tool of a run is wrapped.
+
+    Do not: open connections; `Tool.create` does that for each episode.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_interaction(interaction: Interaction, run: RunInfo) -> Interaction | None:
+    """
+    Wrap the user simulator.
+
+    Do not: keep anything about an episode on the wrapper; `create` returns its session.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_reward(reward: Reward, run: RunInfo) -> Reward | None:
+    """
+    Wrap the reward.
+
+    Do not: change the episode that it scores.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_group_reward(group_reward: GroupReward, run: RunInfo) -> GroupReward | None:
+    """
+    Wrap the group reward.
+
+    Do not: keep anything about a group on the wrapper; one object scores many at once.
+    """
+
+
+@hookspec(firstresult=True)
+def wrap_postprocessor(postprocessor: Postprocessor, run: RunInfo) -> Postprocessor | None:
+    """
+    Wrap the postprocessor; each one of a run is wrapped.
+
+    Do not: change fields that are there; a name that is taken is an error.
     """

@@ -22,7 +22,6 @@ from turnwise.protocols.command import Finding as Finding
 from turnwise.protocols.command import FindingState as FindingState
 from turnwise.protocols.engine import Engine as Engine
 from turnwise.protocols.judge import Judge as Judge
-from turnwise.protocols.middleware import Middleware as Middleware
 from turnwise.protocols.resources import ModelSpec as ModelSpec
 from turnwise.protocols.resources import Resources as Resources
 from turnwise.protocols.reward import GroupCall as GroupCall
@@ -37,3 +36,5 @@ from turnwise.protocols.tool import ReasoningParser as ReasoningParser
 from turnwise.protocols.tool import Tool as Tool
 from turnwise.protocols.tool import ToolParser as ToolParser
 from turnwise.protocols.weights import WeightTransport as WeightTransport
+from turnwise.protocols.wrapper import RunInfo as RunInfo
+from turnwise.protocols.wrapper import Wrapper as Wrapper

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import attrs
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from turnwise.config.models import reads_weights
 from turnwise.config.own_code import OwnCode
@@ -34,7 +34,6 @@ from turnwise.protocols import (
     Engine,
     GroupReward,
     Judge,
-    Middleware,
     ModelSpec,
     Resources,
     Reward,
@@ -43,6 +42,7 @@ from turnwise.protocols import (
     WeightTransport,
 )
 from turnwise.protocols.weights import WeightSource
+from turnwise.protocols.wrapper import Role
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.judge import JudgeClient
 from turnwise.runtime.plan import RolloutPlan
@@ -50,10 +50,9 @@ from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.tools import build_tools, read_tools_file
 from turnwise.runtime.worker import WorkerComponents
+from turnwise.runtime.wrapping import PartWrapper
 from turnwise.tools.toolbox import ToolBox
 from turnwise.weights.sources import ConvertedSource, Weights, source_of
-
-T = TypeVar("T")
 
 
 @define(eq=False)
@@ -62,7 +61,7 @@ class RunBuilder:
     Builds the parts of a run from a resolved config. Shared parts are built once, at the first use.
 
     `given` are objects that a program passes as parts, by their names in the config. An engine gets a folder with its
-    weights, unless `fetches_weights` is false.
+    weights, unless `fetches_weights` is false. This process has the `role`.
     """
 
     config: RunConfig
@@ -70,6 +69,7 @@ class RunBuilder:
     judge_client: EngineClient | None = None
     given: Mapping[str, object] = field(factory=dict)
     fetches_weights: bool = True
+    role: Role = "driver"
 
     @cached_property
     def code(self) -> OwnCode:
@@ -82,7 +82,7 @@ class RunBuilder:
             return None
         resources = self.resources if resources is None else resources
         part = build_part(self.host, kind, choice, resources, path=path, code=self.code)
-        return self._wrapped(kind, part, resources.chat)
+        return self.wrapper.wrap(kind, part, resources)
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -119,7 +119,8 @@ class RunBuilder:
             find_code=self.code.find_any,
         )
         # Each part is built with the parts before it: a parser may use the tools' schemas, and a simulated user both.
-        tools = {name: self._wrapped("tools", tool, chat) for name, tool in self._build_tools(resources).items()}
+        tools = self._build_tools(resources)
+        tools = {name: self.wrapper.wrap("tools", tool, resources) for name, tool in tools.items()}
         resources = evolve(resources, tools=tools)
         resources = evolve(resources, parser=self._build("tool_parsers", config.parser, "parser", resources))
         reasoning = self._build("reasoning_parsers", config.reasoning_parser, "reasoning_parser", resources)
@@ -128,25 +129,14 @@ class RunBuilder:
         return evolve(resources, interaction=interaction)
 
     @cached_property
-    def middleware(self) -> dict[str, Middleware]:
-        """The middleware of this process by name, the innermost first."""
-        entries, resources = self.host.middleware.entries(), self._bare_resources
-        # A replica loads no plugin but its engine's and those of the middleware that wraps engines.
-        choices = [each for each in self.config.middleware if each.name in entries or each.is_own_code]
-        choices.sort(key=lambda each: entries[each.name].order if each.name in entries else 0)
-        build = partial(build_part, self.host, "middleware", resources=resources, path="middleware", code=self.code)
-        return {each.name: build(each) for each in reversed(choices)}
+    def wrapper(self) -> PartWrapper:
+        """Wraps the parts, by the hooks of the enabled plugins."""
+        return PartWrapper(self.config, self.host, self.code, self._bare_resources, self.role)
 
     @property
     def _bare_resources(self) -> Resources:
         # For a replica, which would load the tokenizer and build tools that it never uses.
         return Resources(model=self.model, seed=self.config.rollout.seed)
-
-    def _wrapped(self, kind: str, part: T, chat: Chat | None) -> T:
-        for middleware in self.middleware.values():
-            if kind in middleware.kinds:
-                part = middleware.wrap(kind, part, chat)
-        return part
 
     @cached_property
     def reward(self) -> Reward | None:
@@ -187,8 +177,7 @@ class RunBuilder:
         choice = self.config.engine
         resources = self._engine_resources(choice, self.config.model)
         engine: Engine = build_part(self.host, "engines", choice, resources, path="engine", code=self.code)
-        lifecycle = self._wrapped("engines", engine, None)
-        return engine if lifecycle is engine else cast("Engine", _InterceptedEngine(engine, lifecycle))
+        return self.wrapper.wrap("engines", engine, resources)
 
     def build_judge_engine(self) -> Engine | None:
         judge = self.config.judge
@@ -304,18 +293,6 @@ class RunBuilder:
                 raise ConfigError(f"{path}: tools and tools_file both have a tool {min(both)!r}")
             tools |= more
         return tools
-
-
-@frozen(eq=False)
-class _InterceptedEngine:
-    """An engine whose lifecycle is called on a wrapper, and everything else on itself."""
-
-    _engine: Engine
-    _lifecycle: Engine
-
-    def __getattr__(self, name: str) -> Any:
-        is_stage = name in ("start", "stop", "sleep", "wake_up", "update_weights")
-        return getattr(self._lifecycle if is_stage else self._engine, name)
 
 
 @define(eq=False)

@@ -3,10 +3,10 @@ The public test kit for plugins.
 
 - `EngineSuite`, `ChatSuite`, `ToolParserSuite`, `ReasoningParserSuite`, `AgentSuite`, `RewardSuite`,
   `GroupRewardSuite`, `ToolSuite`, `InteractionSuite`, `PostprocessorSuite`, `RouterSuite`, `ObserverSuite`,
-  `CommandSuite`, `DiagnosticSuite`, `MiddlewareSuite`, `AdapterSuite`, `WeightTransportSuite`, `EnvironmentSuite`,
-  `GatewaySuite`, `LossSuite`, `AdvantageSuite`: conformance suites for pytest; a plugin's file has some ten lines.
-  Except for the last three, the same checks without pytest are in `turnwise_testing.checks`, and ``turnwise check
-  NAME`` runs them.
+  `CommandSuite`, `DiagnosticSuite`, `WrapperSuite`, `MiddlewareSuite`, `AdapterSuite`, `WeightTransportSuite`,
+  `EnvironmentSuite`, `GatewaySuite`, `LossSuite`, `AdvantageSuite`: conformance suites for pytest; a plugin's file has
+  some ten lines. Except for the last three, the same checks without pytest are in `turnwise_testing.checks`, and
+  ``turnwise check NAME`` runs them.
 - `ScriptedEngine`, `RandomPolicy`, `Failure`: a fake engine with given outputs, latencies and failures.
 - `BigramEngine`: a fake engine with weights that can be updated, dropped and compared with.
 - `trajectories`, `scripts`: hypothesis strategies for token records.
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from turnwise_testing.suites.gateway import GatewayEndpoint, GatewaySuite
     from turnwise_testing.suites.group_reward import GroupRewardSuite
     from turnwise_testing.suites.interaction import InteractionSuite
-    from turnwise_testing.suites.middleware import MiddlewareSuite
     from turnwise_testing.suites.objective import AdvantageSuite, LossSuite
     from turnwise_testing.suites.observer import ObserverSuite
     from turnwise_testing.suites.parser import ToolParserSuite
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from turnwise_testing.suites.router import RouterSuite
     from turnwise_testing.suites.tool import ToolSuite
     from turnwise_testing.suites.transport import WeightTransportSuite
+    from turnwise_testing.suites.wrapper import MiddlewareSuite, WrapperSuite
 
 __all__ = [
     "AdapterExample",
@@ -95,6 +95,7 @@ __all__ = [
     "ToolSuite",
     "TransformersReference",
     "WeightTransportSuite",
+    "WrapperSuite",
     "byte_tokenizer",
     "scripts",
     "trajectories",
@@ -122,7 +123,7 @@ _HOMES = {
     "InteractionProbe": "checks.interaction",
     "InteractionSuite": "suites.interaction",
     "LossSuite": "suites.objective",
-    "MiddlewareSuite": "suites.middleware",
+    "MiddlewareSuite": "suites.wrapper",
     "ObserverSuite": "suites.observer",
     "PluginSuite": "suites.plugin",
     "PostprocessorProbe": "checks.postprocessor",
@@ -138,6 +139,7 @@ _HOMES = {
     "ToolSuite": "suites.tool",
     "TransformersReference": "references.reference_model",
     "WeightTransportSuite": "suites.transport",
+    "WrapperSuite": "suites.wrapper",
     "byte_tokenizer": "inputs.tokenizers",
     "scripts": "inputs.strategies",
     "trajectories": "inputs.strategies",

@@ -54,6 +54,7 @@ def json_schema(host: Host | None = None) -> Schema:
     """Return the schema of `RunConfig`; with a host, only registered names and their options are valid."""
     builder = _Builder(host)
     root = builder.section(RunConfig)
+    root["properties"] |= builder.plugin_sections()
     return {"$schema": DIALECT, "title": "turnwise run config", **root, "$defs": builder.definitions}
 
 
@@ -90,6 +91,14 @@ class _Builder:
             },
             _summary(kind),
         )
+
+    def plugin_sections(self) -> Schema:
+        """Return the schemas of the plugins' own sections, by the plugin."""
+        sections = self.host.sections if self.host is not None else {}
+        return {
+            name: self._of(tuple[Choice, ...], section.kind) if section.kind else self._class(section.options)
+            for name, section in sections.items()
+        }
 
     def _property(self, item: attrs.Attribute[object], doc: str) -> Schema:
         schema = {**self._of(item.type, item.metadata.get(KIND, "")), **_rules(item.validator)}
@@ -136,7 +145,8 @@ class _Builder:
             name = {"type": "string", "minLength": 1}
             section = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             return _described(_any_of([name, section]), _summary(Choice))
-        entries: Mapping[str, Entry[object]] = getattr(self.host, registry).entries()
+        assert self.host is not None  # a registry is named only then
+        entries: Mapping[str, Entry[object]] = self.host.registry(registry).entries()
         sections = [self._options(entry) for entry in entries.values()]
         if registry == "tools":
             schema = {"schema": {"type": "object", "description": _TOOL_SCHEMA}}

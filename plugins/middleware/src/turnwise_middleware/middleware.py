@@ -1,26 +1,20 @@
 """
-The base class of middleware.
+The base class of middleware, and the hook that registers it.
 
 A subclass overrides the methods that it needs. Parts for which it has none are not wrapped, so they cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Literal, TypeVar
 
-from turnwise import Chat
+from turnwise import Registry, RunInfo, Wrapper, hookspec
 from turnwise_middleware.interception import Interception
 
-_KIND_OF_METHOD: Final[Mapping[str, str]] = {
-    "tool": "tools",
-    "parse": "tool_parsers",
-    "step": "agents",
-    "reward": "rewards",
-    "postprocess": "postprocessors",
-    "engine": "engines",
-}
-"""The kind of the parts that a pair of methods is about, such as `before_tool` and `after_tool`."""
+T = TypeVar("T")
+Method = Literal["tool", "parse", "step", "reward", "postprocess", "engine"]
+"""The end of the names of a pair of methods, such as `before_tool` and `after_tool`."""
 
 
 class Middleware(Interception):
@@ -34,20 +28,22 @@ class Middleware(Interception):
         resources: of the run: the model and the seed.
     """
 
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of parts for which a method is overridden."""
-        kinds = {kind for method, kind in _KIND_OF_METHOD.items() if _overrides(type(self), method)}
-        # A parser knows no episode: the wrapper of the agent says which one runs.
-        return frozenset(kinds | {"agents"} if "tool_parsers" in kinds else kinds)
-
-    def wrap(self, kind: str, part: Any, chat: Chat | None) -> Any:
-        """Return a part with this middleware around it."""
-        from turnwise_middleware.wrappers import WRAPPERS
-
-        return WRAPPERS[kind](part, self, chat)
+    def acts_on(self, *methods: Method) -> bool:
+        """Return whether a method of one of these pairs is overridden."""
+        names = [f"{when}_{method}" for method in methods for when in ("before", "after")]
+        return any(getattr(type(self), name) is not getattr(Interception, name) for name in names)
 
 
-def _overrides(kind: type[Middleware], method: str) -> bool:
-    names = (f"before_{method}", f"after_{method}")
-    return any(getattr(kind, name) is not getattr(Interception, name) for name in names)
+@hookspec
+def register_middleware(registry: Registry[Middleware]) -> None:
+    """Add middleware, which acts in the runs whose section `middleware` names it; see `Middleware`."""
+
+
+def wrap_in(part: T, run: RunInfo, wrapper: type[Wrapper[T]], *methods: Method) -> T | None:
+    """Return a part inside of the run's middleware with one of these methods, the first outside; None without any."""
+    outer = part
+    middleware: Sequence[Middleware] = run.options(tuple)
+    for each in reversed(middleware):
+        if each.acts_on(*methods):
+            outer = wrapper.around(outer, each, run.resources.chat)
+    return None if outer is part else outer

@@ -5,23 +5,40 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from numbers import Real
-from typing import Any, Final
+from typing import Any, TypeVar
 
 import structlog
 from attrs import evolve, field, frozen
 
-from turnwise import Chat, Episode, Score, Task, TokenScore, ToolCall, ToolResult, TrajectoryScore, TurnScore
+from turnwise import (
+    Agent,
+    Chat,
+    Engine,
+    Episode,
+    Postprocessor,
+    Reward,
+    Score,
+    Task,
+    TokenScore,
+    Tool,
+    ToolCall,
+    ToolParser,
+    ToolResult,
+    TrajectoryScore,
+    TurnScore,
+    Wrapper,
+)
 from turnwise.errors import EngineError, EpisodeEnd, InfrastructureError, ToolError, describe
-from turnwise.protocols import ServingAgent
 from turnwise.threads import in_thread
 from turnwise.types import JsonObject, TokenArray
 from turnwise_middleware.interception import Interception, ToolUse
 
+T = TypeVar("T")
 _EPISODE: ContextVar[Episode | None] = ContextVar("turnwise_middleware_episode", default=None)
 """The episode whose step runs."""
 
@@ -54,24 +71,24 @@ class _ToolSession:
     state: dict[str, Any] = field(factory=dict)
 
 
-@frozen(eq=False)
-class InterceptedTool:
+class _Intercepted(Wrapper[T]):
+    """A part whose calls a middleware sees; it has all other attributes of the part."""
+
+    def __init__(self, inner: T, middleware: Interception, chat: Chat | None = None) -> None:
+        super().__init__(inner)
+        self._middleware = middleware
+        self._chat = chat
+
+
+class InterceptedTool(_Intercepted[Tool]):
     """A tool whose calls a middleware sees."""
 
-    _tool: Any
-    _middleware: Interception
-    _chat: Chat | None = None
-
-    @property
-    def schema(self) -> Any:
-        return self._tool.schema
-
     async def create(self, task: Task) -> _ToolSession:
-        return _ToolSession(await self._tool.create(task), task)
+        return _ToolSession(await self.inner.create(task), task)
 
     async def execute(self, session: _ToolSession, arguments: JsonObject) -> ToolResult:
         """Run a call, or what the middleware puts in its place."""
-        name = self._tool.schema["function"]["name"]
+        name = self.inner.schema["function"]["name"]
         use = ToolUse(name=name, arguments=arguments, task=session.task, state=session.state)
         with _guarded(self._middleware, "before_tool"):
             before = await self._middleware.before_tool(use)
@@ -89,18 +106,13 @@ class InterceptedTool:
         return self._noted(after, "changed_arguments") if changed else after
 
     async def release(self, session: _ToolSession) -> float | None:
-        reward: float | None = await self._tool.release(session.inner)
+        reward: float | None = await self.inner.release(session.inner)
         return reward
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the `suspend`, `restore` and `session_key` of a tool that has them."""
-        found = getattr(self._tool, name)
-        return {"suspend": partial(self._suspend, found), "restore": partial(self._restore, found)}.get(name, found)
 
     async def _run(self, session: _ToolSession, arguments: JsonObject) -> ToolResult:
         # As texts, so that the middleware sees everything that the model would read.
         try:
-            result = await self._tool.execute(session.inner, arguments)
+            result = await self.inner.execute(session.inner, arguments)
         except (InfrastructureError, EngineError, asyncio.CancelledError):
             raise
         except ToolError as error:
@@ -117,22 +129,21 @@ class InterceptedTool:
         note = f"middleware/{self._middleware.label}/{what}"
         return evolve(result, metrics={**result.metrics, note: result.metrics.get(note, 0.0) + 1.0})
 
-    @staticmethod
-    async def _suspend(suspend: Callable[[object], Any], session: _ToolSession) -> dict[str, Any]:
-        return {"notes": await suspend(session.inner), "state": session.state}
 
-    @staticmethod
-    async def _restore(restore: Callable[[Task, object], Any], task: Task, notes: Mapping[str, Any]) -> _ToolSession:
-        return _ToolSession(await restore(task, notes["notes"]), task, dict(notes["state"]))
+class InterceptedSuspendableTool(InterceptedTool):
+    """The same for a tool whose sessions can be suspended."""
+
+    async def suspend(self, session: _ToolSession) -> dict[str, Any]:
+        inner: Any = self.inner
+        return {"notes": await inner.suspend(session.inner), "state": session.state}
+
+    async def restore(self, task: Task, notes: Mapping[str, Any]) -> _ToolSession:
+        inner: Any = self.inner
+        return _ToolSession(await inner.restore(task, notes["notes"]), task, dict(notes["state"]))
 
 
-@frozen(eq=False)
-class InterceptedParser:
+class InterceptedParser(_Intercepted[ToolParser]):
     """A tool parser whose turns a middleware sees."""
-
-    _parser: Any
-    _middleware: Interception
-    _chat: Chat | None
 
     def parse(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text and the calls; all is text where the middleware says so."""
@@ -142,7 +153,7 @@ class InterceptedParser:
         if not is_parsed:
             _note(_EPISODE.get(), self._middleware, "vetoed_parse")
             return ("" if self._chat is None else self._chat.text(token_ids)), ()
-        before = self._parser.parse(token_ids)
+        before = self.inner.parse(token_ids)
         with _guarded(self._middleware, "after_parse"):
             after: Any = self._middleware.after_parse(*before)
             _expect(after, tuple, "a text and calls")
@@ -155,17 +166,9 @@ class InterceptedParser:
             _note(_EPISODE.get(), self._middleware, "changed_parse")
         return text, calls
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
 
-
-@frozen(eq=False)
-class InterceptedAgent:
+class InterceptedAgent(_Intercepted[Agent]):
     """An agent whose steps a middleware sees."""
-
-    _agent: Any
-    _middleware: Interception
-    _chat: Chat | None = None
 
     async def step(self, episode: Episode) -> str:
         """Make a step, unless the middleware names the next state."""
@@ -177,7 +180,7 @@ class InterceptedAgent:
             if state is not None:
                 _note(episode, self._middleware, "vetoed_step")
                 return state
-            before: str = await self._agent.step(episode)
+            before: str = await self.inner.step(episode)
             with _guarded(self._middleware, "after_step"):
                 after = await self._middleware.after_step(episode, before)
                 _expect(after, str, "a state")
@@ -187,28 +190,9 @@ class InterceptedAgent:
         finally:
             _EPISODE.reset(token)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._agent, name)
 
-
-class InterceptedServingAgent(InterceptedAgent):
-    """The same for an agent with servers."""
-
-    async def open(self) -> Mapping[str, str]:
-        addresses: Mapping[str, str] = await self._agent.open()
-        return addresses
-
-    async def close(self) -> None:
-        await self._agent.close()
-
-
-@frozen(eq=False)
-class InterceptedReward:
+class InterceptedReward(_Intercepted[Reward]):
     """A reward whose scores a middleware sees."""
-
-    _reward: Any
-    _middleware: Interception
-    _chat: Chat | None = None
 
     async def score(self, episode: Episode) -> tuple[Score, ...]:
         """Score an episode, unless the middleware does."""
@@ -226,13 +210,10 @@ class InterceptedReward:
         return after
 
     async def _ask(self, episode: Episode) -> object:
-        score = self._reward.score
+        score = self.inner.score
         is_async = inspect.iscoroutinefunction(score)
         answer = score(episode) if is_async else await in_thread(partial(score, episode), {})
         return await answer if inspect.isawaitable(answer) else answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reward, name)
 
 
 def _scores(answer: object) -> tuple[Score, ...]:
@@ -243,13 +224,8 @@ def _scores(answer: object) -> tuple[Score, ...]:
     return scores
 
 
-@frozen(eq=False)
-class InterceptedPostprocessor:
+class InterceptedPostprocessor(_Intercepted[Postprocessor]):
     """A postprocessor whose fields a middleware sees."""
-
-    _postprocessor: Any
-    _middleware: Interception
-    _chat: Chat | None = None
 
     def process(self, batch: Any) -> Mapping[str, Any]:
         """Return the new fields of a batch."""
@@ -258,27 +234,19 @@ class InterceptedPostprocessor:
             runs = self._middleware.before_postprocess(batch)
             _expect(runs, bool, "True or False")
         if not runs:
-            log.info("postprocessor vetoed", postprocessor=type(self._postprocessor).__qualname__)
+            log.info("postprocessor vetoed", postprocessor=type(self.inner).__qualname__)
             return {}
-        before = self._postprocessor.process(batch)
+        before = self.inner.process(batch)
         with _guarded(self._middleware, "after_postprocess"):
             after = self._middleware.after_postprocess(batch, before)
             _expect(after, Mapping, "fields by name")
         if after is not before:
-            log.info("fields changed", postprocessor=type(self._postprocessor).__qualname__, fields=sorted(after))
+            log.info("fields changed", postprocessor=type(self.inner).__qualname__, fields=sorted(after))
         return after
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._postprocessor, name)
 
-
-@frozen(eq=False)
-class InterceptedEngine:
-    """The lifecycle of an engine, which a middleware sees."""
-
-    _engine: Any
-    _middleware: Interception
-    _chat: Chat | None = None
+class InterceptedEngine(_Intercepted[Engine]):
+    """An engine whose lifecycle a middleware sees; `generate` is the engine's own method."""
 
     async def start(self) -> None:
         await self._stage("start")
@@ -299,7 +267,7 @@ class InterceptedEngine:
         started = time.perf_counter()
         with _guarded(self._middleware, "before_engine"):
             await self._middleware.before_engine(stage)
-        await getattr(self._engine, stage)(*arguments)
+        await getattr(self.inner, stage)(*arguments)
         with _guarded(self._middleware, "after_engine"):
             await self._middleware.after_engine(stage, time.perf_counter() - started)
 
@@ -310,18 +278,3 @@ def _note(episode: Episode | None, middleware: Interception, what: str) -> None:
         structlog.get_logger().info("changed by middleware", middleware=middleware.label, what=what)
     else:
         episode.record_metric(f"middleware/{middleware.label}/{what}", 1.0)
-
-
-def _wrap_agent(agent: Any, middleware: Interception, chat: Chat | None) -> InterceptedAgent:
-    return (InterceptedServingAgent if isinstance(agent, ServingAgent) else InterceptedAgent)(agent, middleware, chat)
-
-
-WRAPPERS: Final[Mapping[str, Callable[[Any, Interception, Chat | None], object]]] = {
-    "tools": InterceptedTool,
-    "tool_parsers": InterceptedParser,
-    "agents": _wrap_agent,
-    "rewards": InterceptedReward,
-    "postprocessors": InterceptedPostprocessor,
-    "engines": InterceptedEngine,
-}
-"""The wrapper of each kind."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from turnwise.config.file import structure_config, to_dict, with_absolute_paths
 from turnwise.config.parts import Choice
@@ -17,6 +17,7 @@ from turnwise.events.dispatch import Observers
 from turnwise.events.logging import configure_logging
 from turnwise.plugin.host import Host, Kind, load
 from turnwise.protocols import Engine, GroupReward, Reward, Router, WeightTransport
+from turnwise.protocols.wrapper import Role
 from turnwise.runtime.build import RunBuilder, transport_choice
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.remote.weight_updates import WeightUpdater
@@ -57,9 +58,10 @@ class ConfigBlueprint:
     A replica loads only the plugin of its engine, because its interpreter may have no other.
 
     Attributes:
-        config: as plain values, with absolute paths.
+        config: as plain values, with absolute paths, without the sections of plugins.
         engine_owner: plugin of the engine; an owner is empty without such a part, and for the user's own code.
-        middleware_owners: plugins of the middleware that wraps engines.
+        sections: of plugins, by entry-point name; a process reads those of the plugins that it loads.
+        wrapper_owners: plugins that wrap the engine, and plugins of the parts in their sections.
         given: objects that a program passes as parts, pickled: replicas need none of them, and may lack their modules.
     """
 
@@ -69,7 +71,8 @@ class ConfigBlueprint:
     engine_owner: str
     judge_owner: str = ""
     transport_owner: str = ""
-    middleware_owners: tuple[str, ...] = ()
+    wrapper_owners: tuple[str, ...] = ()
+    sections: JsonObject = field(factory=dict)
     given: bytes = b""
 
     @classmethod
@@ -79,41 +82,38 @@ class ConfigBlueprint:
         owner = _owner(host, "engines", config.engine)
         judge = _owner(host, "engines", config.judge.engine if config.judge else None)
         transport_owner = _owner(host, "weight_transports", transport)
-        built = RunBuilder(config, host, None, given or {}).middleware
-        wrapping = [name for name, each in built.items() if "engines" in each.kinds]
-        if own := [name for name in wrapping if name not in host.middleware]:
-            raise ConfigError(f"middleware {own[0]!r}: on Ray, middleware for engines must be a plugin's")
-        middleware = tuple(host.entry("middleware", name).owner for name in wrapping)
-        plain = to_dict(with_absolute_paths(evolve(config, weight_transport=transport)))
-        owners = (owner, judge, transport_owner, middleware)
-        return cls(plain, str(config.base_dir), host.recipe(), *owners, given=_pickled(given or {}))
+        wrappers = tuple(dict.fromkeys(RunBuilder(config, host, None, given or {}).wrapper.owners_in_replicas()))
+        config = with_absolute_paths(evolve(config, weight_transport=transport))
+        plain, sections = to_dict(evolve(config, sections={})), config.sections
+        owners = (owner, judge, transport_owner, wrappers)
+        return cls(plain, str(config.base_dir), host.recipe(), *owners, sections, _pickled(given or {}))
 
     def make_engine(self) -> Engine:
-        return self._builder(self._pinned(self.engine_owner, *self.middleware_owners)).build_engine()
+        return self._builder("replica", self._pinned(self.engine_owner, *self.wrapper_owners)).build_engine()
 
     def make_judge_engine(self) -> Engine:
-        engine = self._builder(self._pinned(self.judge_owner)).build_judge_engine()
+        engine = self._builder("replica", self._pinned(self.judge_owner)).build_judge_engine()
         if engine is None:
             raise ConfigError("no judge is configured")
         return engine
 
     def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
-        builder = self._builder(self.recipe, judge, own_parts=True)
+        builder = self._builder("worker", self.recipe, judge, own_parts=True)
         # A part may be built in the driver and fail here, where another package or variable is missing.
         builder.build_agents()
         return builder.worker_components(engine, Observers.of(builder.build_observers(place="worker")))
 
     def make_reward(self, judge: EngineClient | None = None) -> Reward | None:
-        return self._builder(self.recipe, judge, own_parts=True).reward
+        return self._builder("reward_worker", self.recipe, judge, own_parts=True).reward
 
     def make_group_reward(self, judge: EngineClient | None = None) -> GroupReward | None:
-        return self._builder(self.recipe, judge, own_parts=True).group_reward
+        return self._builder("reward_worker", self.recipe, judge, own_parts=True).group_reward
 
     def make_router(self) -> Router:
-        return self._builder(self.recipe).build_router()
+        return self._builder("worker", self.recipe).build_router()
 
     def make_transport(self) -> WeightTransport:
-        transport = self._builder(self._pinned(self.transport_owner)).build_transport()
+        transport = self._builder("replica", self._pinned(self.transport_owner)).build_transport()
         if transport is None:
             raise ConfigError("no weight transport is configured")
         return transport
@@ -125,15 +125,16 @@ class ConfigBlueprint:
         )
 
     def _builder(
-        self, recipe: PluginRecipe, judge: EngineClient | None = None, *, own_parts: bool = False
+        self, role: Role, recipe: PluginRecipe, judge: EngineClient | None = None, *, own_parts: bool = False
     ) -> RunBuilder:
         # For every part again: an actor builds one to three parts, and only at its start.
         config = structure_config(dict(self.config), Path(self.base_dir))
         configure_logging(config.telemetry.log_level, config.telemetry.log_format)
         given = _unpickled(self.given) if own_parts and self.given else {}
-        if not own_parts:
-            config = evolve(config, middleware=tuple(each for each in config.middleware if not each.is_own_code))
-        return RunBuilder(evolve(config, base_dir=Path(self.base_dir)), load(recipe), judge, given)
+        # A replica may lack the other plugins, and needs none of their sections.
+        sections = {name: value for name, value in self.sections.items() if name in (recipe.allow or ())}
+        config = evolve(config, base_dir=Path(self.base_dir), sections=sections)
+        return RunBuilder(config, load(recipe), judge, given, role=role)
 
 
 def _owner(host: Host, kind: Kind, choice: Choice | None) -> str:

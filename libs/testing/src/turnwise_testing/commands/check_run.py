@@ -24,6 +24,8 @@ from attrs import evolve, frozen
 from turnwise.config.parts import KIND, Choice
 from turnwise.config.resolve import build_part
 from turnwise.config.run import RunConfig
+from turnwise.config.sections import section_choices
+from turnwise.config.structuring import structure
 from turnwise.errors import PluginError, TurnwiseError
 from turnwise.plugin.host import Host
 from turnwise.plugin.registry import did_you_mean
@@ -38,7 +40,6 @@ from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker
 from turnwise_testing.checks.environment import ENVIRONMENT_CHECKS, GROUP, EnvironmentProbe
 from turnwise_testing.checks.group_reward import GROUP_REWARD_CHECKS, GroupExample, GroupRewardProbe
 from turnwise_testing.checks.interaction import INTERACTION_CHECKS, InteractionProbe
-from turnwise_testing.checks.middleware import MIDDLEWARE_CHECKS, MiddlewareProbe
 from turnwise_testing.checks.observer import OBSERVER_CHECKS, ObserverProbe
 from turnwise_testing.checks.parser import PARSER_CHECKS, ParserProbe
 from turnwise_testing.checks.reasoning import REASONING_CHECKS, ReasoningProbe
@@ -46,11 +47,13 @@ from turnwise_testing.checks.reward import REWARD_CHECKS, RewardExample, RewardP
 from turnwise_testing.checks.router import ROUTER_CHECKS, RouterProbe
 from turnwise_testing.checks.tool import TOOL_CHECKS, ToolProbe
 from turnwise_testing.checks.transport import TRANSPORT_CHECKS, TransportProbe
+from turnwise_testing.checks.wrapper import WRAPPER_CHECKS, WrapperProbe
 from turnwise_testing.probes.agent import AgentProbe, probe_chat, probe_resources
 from turnwise_testing.probes.engine import EngineProbe
 
 Verdict = Literal["passed", "failed", "skipped"]
 _ENVIRONMENTS = "environments"
+_WRAPPERS = "wrappers"
 _NEED_CALLS = frozenset(
     {"a_good_call_is_found", "calls_keep_their_order", "end_of_turn_changes_nothing"}
     | {"random_conversations", "a_turn_may_be_cut_at_every_character", "calls_that_clients_send_back"}
@@ -125,10 +128,12 @@ def targets(host: Host, name: str) -> list[tuple[str, str]]:
             raise PluginError(f"plugin {name!r} is broken: {plugin.error}")
         if plugin.name == name:
             found += [(kind, each) for kind in host.kinds for each in plugin.registers.get(kind, ())]
+            # The parts of a section that lists parts are checked, and not the hooks that use them.
+            found += [(_WRAPPERS, name)] if plugin.wraps and not host.sections[name].kind else []
     if not found:
         known = {each for kind in host.kinds for each in host.registry(kind).names()}
         known |= set(entry_points(group=GROUP).names)
-        known |= {plugin.name for plugin in host.plugins if plugin.registers.keys() & set(host.kinds)}
+        known |= {plugin.name for plugin in host.plugins if plugin.registers.keys() & set(host.kinds) or plugin.wraps}
         raise PluginError(f"nothing named {name!r} can be checked{did_you_mean(name, tuple(sorted(known)))}")
     return list(dict.fromkeys(found))
 
@@ -154,6 +159,10 @@ class _Target:
             several = section.values() if isinstance(section, Mapping) else section
             for choice in several if isinstance(section, Mapping | tuple) else (section,):
                 if isinstance(choice, Choice) and choice.name == self.name:
+                    return choice.options
+        for plugin, section in self.host.sections.items():
+            for choice in section_choices(config.sections.get(plugin, []), plugin) if section.kind == self.kind else ():
+                if choice.name == self.name:
                     return choice.options
         return {}
 
@@ -274,6 +283,14 @@ def _check_environment(target: _Target) -> Iterator[Outcome]:
     yield from target.check(ENVIRONMENT_CHECKS, EnvironmentProbe(make_environment=lambda: point.load()(**options)))
 
 
+def _check_wrapper(target: _Target) -> Iterator[Outcome]:
+    """Check the hooks of a plugin that wraps parts, with the section of the config."""
+    options = target.config.sections.get(target.name, {}) if target.config else {}
+    section: object = structure(options, target.host.sections[target.name].options, path=target.name)
+    probe = WrapperProbe.of(target.host, target.name, lambda: section)
+    yield from target.check(WRAPPER_CHECKS, probe)
+
+
 def _check_added(target: _Target) -> Iterator[Outcome]:
     """Check a part of a kind that a plugin added."""
     checks = target.host.added.kinds[target.kind].checks
@@ -300,9 +317,9 @@ _RUNNERS: Mapping[str, Callable[[_Target], Iterator[Outcome]]] = {
     "routers": lambda target: target.check(ROUTER_CHECKS, RouterProbe(make_router=target.maker())),
     "observers": lambda target: target.check(OBSERVER_CHECKS, ObserverProbe(make_observer=target.maker())),
     "commands": _check_command,
-    "middleware": lambda target: target.check(MIDDLEWARE_CHECKS, MiddlewareProbe(make_middleware=target.maker())),
     "reasoning_parsers": lambda target: target.check(REASONING_CHECKS, ReasoningProbe(make_parser=target.maker())),
     _ENVIRONMENTS: _check_environment,
+    _WRAPPERS: _check_wrapper,
     "diagnostics": lambda target: target.check(DIAGNOSTIC_CHECKS, DiagnosticProbe(make_diagnostic=target.maker())),
     "weight_transports": lambda target: target.check(TRANSPORT_CHECKS, TransportProbe(make_transport=target.maker())),
 }

@@ -15,7 +15,8 @@ class PartKind:
     A kind of part.
 
     Attributes:
-        registry: that the parts are registered in; for environments, which have entry points, their plural.
+        registry: that the parts are registered in; for environments, which have entry points, and for wrappers, which
+            are hooks, their plural.
         label: the noun in texts.
         usage: lines of a config that use a part, or a command; `NAME` is its place.
         requires: another distribution of turnwise that its module imports; empty for none.
@@ -52,9 +53,6 @@ KINDS: Mapping[str, PartKind] = {
         requires="turnwise-rollout-buffer",
     ),
     "interaction": PartKind(registry="interactions", label="user simulator", usage="interaction: NAME"),
-    "middleware": PartKind(
-        registry="middleware", label="middleware", usage="middleware: [NAME]", requires="turnwise-middleware"
-    ),
     "observer": PartKind(registry="observers", label="observer", usage="observers: [NAME]"),
     "parser": PartKind(registry="tool_parsers", label="tool parser", usage="parser: NAME"),
     "postprocessor": PartKind(
@@ -72,5 +70,6 @@ KINDS: Mapping[str, PartKind] = {
         usage="weight_transport: NAME",
         needs=("ml_dtypes", "torch"),
     ),
+    "wrapper": PartKind(registry="wrappers", label="wrapper", usage="NAME: {slow_s: 1.0}"),
 }
 """Every kind by its name on the command line, sorted."""

@@ -215,7 +215,9 @@ def _entry_point(part: Part, kind: PartKind) -> str:
 def _owner_of(kind: PartKind, name: str, host: Host) -> str:
     """Return the plugin that has a name already; empty when the name is free."""
     if kind.group == PLUGINS:
-        return host.entry(kind.registry, name).owner if name in host.registry(kind.registry) else ""
+        # The name of a wrapper is that of its plugin.
+        is_taken = kind.registry in host.kinds and name in host.registry(kind.registry)
+        return host.entry(kind.registry, name).owner if is_taken else ""
     found = [each.dist.name if each.dist else each.value for each in entry_points(group=kind.group, name=name)]
     return found[0] if found else ""
 

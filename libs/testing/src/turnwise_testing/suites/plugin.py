@@ -56,9 +56,35 @@ class CheckedSuite:
         assert overridden_tests(type(self)) == []
 
 
-class PluginSuite(CheckedSuite):
+class InstalledSuite(CheckedSuite):
     """
-    The conformance suite of all plugins.
+    The tests of every plugin.
+
+    Must be set by the plugin:
+        entry_point: name in the entry-point group `turnwise`.
+        module: that the entry point loads.
+    """
+
+    entry_point: ClassVar[str]
+    module: ClassVar[str]
+
+    def test_entry_point_is_discovered(self) -> None:
+        """The installed distribution announces the plugin under its name."""
+        found = [each.value for each in entry_points(group="turnwise", name=self.entry_point)]
+
+        assert found == [self.module]
+
+    def test_import_is_light(self) -> None:
+        """Importing the plugin in a fresh interpreter loads no engine and no tensor library."""
+        code = f"import sys, {self.module}; print(*[name for name in {HEAVY_MODULES!r} if name in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+        assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
+class PluginSuite(InstalledSuite):
+    """
+    The conformance suite of all plugins that register parts.
 
     Must be set by the plugin:
         entry_point: name in the entry-point group `turnwise`.
@@ -72,8 +98,6 @@ class PluginSuite(CheckedSuite):
     May be overridden: the fixtures `config` and `resources`, and `check_timeout_s`, the longest time of one check.
     """
 
-    entry_point: ClassVar[str]
-    module: ClassVar[str]
     registered: ClassVar[str]
     hook: ClassVar[str]
 
@@ -93,19 +117,6 @@ class PluginSuite(CheckedSuite):
         with registry.owned_by(self.entry_point):
             getattr(importlib.import_module(self.module), self.hook)(registry=registry)
         return registry.get(self.registered)
-
-    def test_entry_point_is_discovered(self) -> None:
-        """The installed distribution announces the plugin under its name."""
-        found = [each.value for each in entry_points(group="turnwise", name=self.entry_point)]
-
-        assert found == [self.module]
-
-    def test_import_is_light(self) -> None:
-        """Importing the plugin in a fresh interpreter loads no engine and no tensor library."""
-        code = f"import sys, {self.module}; print(*[name for name in {HEAVY_MODULES!r} if name in sys.modules])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-        assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 
     def test_registers_its_name(self) -> None:
         """The hook registers a factory and an attrs config class, and does so again in the next process."""

@@ -30,8 +30,8 @@ class SettlingParser(Protocol):
 
 def find_settling_parser(parser: ToolParser | None) -> SettlingParser | None:
     """Return the parser if its class reports the decided part of a turn."""
-    # The class, because a wrapper that changes turns has all methods of the parser in it.
-    return cast(SettlingParser, parser) if hasattr(type(parser), "settled") else None
+    # A method of the class: a wrapper, which may change turns, only forwards that of the parser inside.
+    return cast(SettlingParser, parser) if callable(getattr(type(parser), "settled", None)) else None
 
 
 @define(eq=False)

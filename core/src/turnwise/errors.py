@@ -38,6 +38,10 @@ class PluginError(TurnwiseError):
     """A plugin cannot be found or imported, or differs from the one that the run needs."""
 
 
+class WrapperError(PluginError):
+    """A plugin's hook that wraps a part raised, or returned something else; the text names the plugin and the hook."""
+
+
 class DuplicateNameError(PluginError):
     """Two plugins registered one name; the text names both owners."""
 

@@ -16,7 +16,7 @@ the rest the last by name is outside. pluggy gives all implementations of one ca
 calls each plugin's apart, with pluggy's `subset_hook_caller`.
 
 A hook that raises, or that returns something without the methods of the protocol, ends the run before its first episode
-with a `PluginError` that names the plugin and the hook.
+with a `WrapperError` that names the plugin and the hook.
 
 These rules hold for the hooks ``register_*``. A docstring adds the meaning of its registry, and what to avoid.
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 import pluggy
 from attrs import frozen
 
-from turnwise.errors import PluginError, describe
+from turnwise.errors import PluginError, WrapperError, describe
 from turnwise.plugin.added_kinds import Section
 from turnwise.protocols.wrapper import RunInfo
 
@@ -71,19 +71,21 @@ class Wrapping:
         Return a part inside of a plugin's wrapper: the part itself where the plugin leaves it.
 
         Raises:
-            PluginError: the hook raised, or its result lacks a method of the contract.
+            WrapperError: the hook raised, or its result lacks a method of the contract.
         """
         noun = noun_of(kind)
         hook = f"wrap_{noun}"
         try:
             outer = self._call(plugin, hook, **{noun: part, "run": run})
         except (Exception, SystemExit) as error:
-            raise PluginError(f"{hook!r} of plugin {plugin!r} raised {describe(error)}") from error
+            raise WrapperError(f"{hook!r} of plugin {plugin!r} raised {describe(error)}") from error
         if outer is None:
             return part
         if missing := [name for name in methods_of(contract) if not hasattr(outer, name)]:
             lacks = f"{type(outer).__name__}, which has no {', '.join(missing)}"
-            raise PluginError(f"{hook!r} of plugin {plugin!r} returned {lacks}; expected a {contract.__name__} or None")
+            raise WrapperError(
+                f"{hook!r} of plugin {plugin!r} returned {lacks}; expected a {contract.__name__} or None"
+            )
         return cast("T", outer)
 
     def _call(self, plugin: str, hook: str, **arguments: object) -> Any:

@@ -14,7 +14,7 @@ from turnwise.config.resolve import build_part
 from turnwise.config.run import RunConfig
 from turnwise.config.sections import enabled_plugins, section_choices
 from turnwise.config.structuring import structure
-from turnwise.errors import PluginError
+from turnwise.errors import WrapperError
 from turnwise.plugin.host import Host
 from turnwise.protocols import Resources, RunInfo
 from turnwise.protocols.wrapper import Role
@@ -49,8 +49,9 @@ class PartWrapper:
             contract = self.host.registry(kind).contract or object
             try:
                 part = self.host.wrapping.wrap(plugin, kind, part, contract, run)
-            except PluginError as error:
-                raise PluginError(f"{error}{self.host.remedies(plugin)}") from error
+            except WrapperError as error:
+                cure = f"remove the section {plugin!r}, and leave it out of plugins"
+                raise WrapperError(f"{error}; to continue without it, {cure}") from error
         return part
 
     def plugins(self, kind: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import structlog
 from attrs import define, field, frozen
 
-from turnwise.errors import ConfigError, DataError, EngineError, TemplateError
+from turnwise.errors import ConfigError, DataError, EngineError, TemplateError, WrapperError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import ActorRestarted
 
@@ -156,7 +156,7 @@ class Supervisor:
             except Exception as error:  # noqa: BLE001 - an error of one actor must not end the supervision of others
                 slot.last_error, original = failure_reason(error), _original_of(error)
                 # Another attempt would meet the same config and the same occupied devices.
-                if isinstance(original, ConfigError | DataError | TemplateError):
+                if isinstance(original, ConfigError | DataError | TemplateError | WrapperError):
                     slot.refusal = str(original)
                 permanent = bool(slot.refusal) or isinstance(original, PlacementError)
             # The run may have been stopped during the awaits above. Then `RayRuntime.stop` ends the actors.

@@ -7,13 +7,14 @@ The engine answers at once, so the measurement covers everything else: template,
 checks. CPU seconds cover the whole process. Both variants alternate, so other load on the machine affects both.
 Every trajectory is compared with the workload's script.
 
-`--wrappers` adds three rows: nothing is wrapped although plugins that wrap parts are installed, three wrappers pass
-every call of the engine, the parser, the agent, the tools and the reward on, and the three shipped middlewares.
+`--wrappers` also compares, in alternating runs, a run without wrappers, although plugins that wrap parts are installed;
+with three wrappers that pass on every call of the engine, the parser, the agent, the tools and the reward; and with the
+three shipped middlewares.
 
 `--once` runs turnwise alone, for a counter of instructions. The difference between two numbers of episodes is free of
 the start of the process:
 
-    valgrind --tool=callgrind python benchmarks/turn_cost.py --once 16 [--wrappers]
+    valgrind --tool=callgrind python benchmarks/turn_cost.py --once 16 [--with none|three|middleware]
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import gc
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import bare_loop
 import numpy as np
@@ -63,7 +65,7 @@ from turnwise_chat_templates.template import ChatTemplate
 CACHE = Path(__file__).parent / ".cache" / "tokenizer"
 Wrap = Callable[[str, Any], Any]
 Wrappers = Literal["none", "three", "middleware"]
-"""Wrappers of a row; without any, a row has no reward either."""
+"""Wrappers of a run; a run without the choice has no reward either."""
 PLAN = RolloutPlan(default_agent="tool_agent", agents={"tool_agent": None})
 
 
@@ -230,11 +232,11 @@ class Case:
         tools = schemas(self.num_tools)
         tasks = self.workload.tasks()
         bare, ours, walls = [], [], []
-        with self._manager(oracle, tokenizer) as manager:
+        with self.manager(tokenizer) as manager:
             for index in range(runs + 1):  # the first is a warm-up
                 coroutine = bare_loop.run(self.workload, oracle, tokenizer, tools, self.response_length)
-                bare_ms, _, _ = self._measure(lambda c=coroutine: asyncio.run(c))
-                our_ms, wall_s, results = self._measure(lambda: manager.rollout(tasks))
+                bare_ms, _, _ = self.take(lambda c=coroutine: asyncio.run(c))
+                our_ms, wall_s, results = self.take(lambda: manager.rollout(tasks))
                 for result in results:
                     check_result(result, oracle.script)
                 if index:
@@ -247,15 +249,17 @@ class Case:
     def run_once(self, tokenizer: Any) -> None:
         """Run turnwise alone, once."""
         oracle = Oracle.of(self.workload, tokenizer)
-        with self._manager(oracle, tokenizer) as manager:
+        with self.manager(tokenizer) as manager:
             for result in manager.rollout(self.workload.tasks()):
                 check_result(result, oracle.script)
 
-    def _manager(self, oracle: Oracle, tokenizer: Any) -> RolloutManager:
-        tools = schemas(self.num_tools)
+    def manager(self, tokenizer: Any) -> RolloutManager:
+        """Return a manager of turnwise for the workload."""
+        oracle, tools = Oracle.of(self.workload, tokenizer), schemas(self.num_tools)
         return build_manager(self.workload, oracle, tokenizer, tools, self.response_length, self.wrappers)
 
-    def _measure(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
+    def take(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
+        """Return CPU milliseconds per turn, seconds and the result of a run."""
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter()
         result = run()
@@ -263,15 +267,12 @@ class Case:
         return cpu_ms, time.perf_counter() - wall, result
 
 
-def build_cases(episodes: int, wrappers: bool = False) -> list[Case]:
+def build_cases(episodes: int) -> list[Case]:
     """Build the rows of the table."""
     rows = [Case(f"{episodes} episodes, 4 turns, {tools} tools", uniform(episodes), tools, 4096) for tools in (1, 40)]
     for turns in (8, 16, 32, 64):
         workload = uniform(max(1, episodes * 4 // turns), turns=turns)
         rows.append(Case(f"{len(workload.episodes)} episodes, {turns} turns, 1 tool", workload, 1, 400 * turns))
-    texts: dict[Wrappers, str] = {"none": "reward", "three": "3 wrappers", "middleware": "3 middlewares"}
-    for kind, text in texts.items() if wrappers else ():
-        rows.append(Case(f"{episodes} episodes, 4 turns, {text}", uniform(episodes), 1, 4096, kind))
     return rows
 
 
@@ -294,6 +295,23 @@ def measure_makespans(tokenizer: Any, runs: int) -> list[str]:
     return lines
 
 
+def measure_wrappers(tokenizer: Any, runs: int, episodes: int) -> list[str]:
+    """Return lines with the CPU time per turn of each choice of wrappers, relative to none; the runs alternate."""
+    cases = [Case(name, uniform(episodes), 1, 4096, name) for name in get_args(Wrappers)]
+    found: dict[str, list[float]] = {case.name: [] for case in cases}
+    with ExitStack() as stack:
+        managers = [stack.enter_context(case.manager(tokenizer)) for case in cases]
+        for index in range(runs + 1):  # the first is a warm-up
+            for case, manager in zip(cases, managers, strict=True):
+                cost_ms, _, _ = case.take(lambda m=manager, c=case: m.rollout(c.workload.tasks()))
+                found[case.name] += [cost_ms] if index else []
+    lines = []
+    for name, values in found.items():
+        ratios = [mine / base for mine, base in zip(values, found["none"], strict=True)]
+        lines.append(f"{name:34s} {format_spread(values):20s}  {format_spread(ratios)}")
+    return lines
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -301,23 +319,29 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=256, help="episodes per run (default: %(default)s)")
     parser.add_argument("--latency", action="store_true", help="also measure makespan with heavy-tailed tool latencies")
     parser.add_argument("--wrappers", action="store_true", help="also measure wrapped parts")
+    parser.add_argument("--with", dest="kind", choices=get_args(Wrappers), help="wrappers of the run of --once")
     parser.add_argument("--once", type=int, metavar="N", help="run N episodes of turnwise alone, and print nothing")
     parser.add_argument("--json", type=Path, help="write the values of every run to this file")
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(CACHE)
     if arguments.once:
-        Case("once", uniform(arguments.once), 1, 4096, "three" if arguments.wrappers else None).run_once(tokenizer)
+        Case("once", uniform(arguments.once), 1, 4096, arguments.kind).run_once(tokenizer)
         return
     print(describe_machine())
     print(f"CPU milliseconds per turn, whole process; median (min-max) of {arguments.runs} runs")
     print(f"{'':34s} {'bare loop':20s}  {'turnwise':20s}  ratio")
     rows = []
-    for case in build_cases(arguments.episodes, arguments.wrappers):
+    for case in build_cases(arguments.episodes):
         rows.append(case.measure(tokenizer, arguments.runs))
         print(format_row(rows[-1]), flush=True)
     if arguments.latency:
         print("makespan relative to the critical path, 256 episodes:")
         print("\n".join(measure_makespans(tokenizer, arguments.runs)))
+    if arguments.wrappers:
+        print(
+            f"CPU milliseconds per turn with wrappers, and relative to none; {arguments.episodes} episodes of 4 turns:"
+        )
+        print("\n".join(measure_wrappers(tokenizer, arguments.runs, arguments.episodes)))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
 

@@ -16,7 +16,7 @@ SMALL_RUNS = {
     "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),
     "record_cost.py": ("--runs", "1"),
     "start_cost.py": ("--repeat", "1"),
-    "turn_cost.py": ("--runs", "1", "--episodes", "8"),
+    "turn_cost.py": ("--runs", "1", "--episodes", "8", "--wrappers"),
     "weight_copies.py": ("--mib", "8", "--tensors", "8"),
     "viewer_speed.py": ("--episodes", "200", "--tokens", "20", "--repeats", "1"),
     "wire_cost.py": ("--episodes", "2"),

@@ -73,11 +73,16 @@ def rollout(run_dir, *arguments):
     return main(["rollout", str(run_dir / "run.yaml"), *arguments, "--out", str(run_dir / "out")])
 
 
+def environment_of(site):
+    """Return the environment of a process that finds the modules of a folder, and those of this process."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))}
+
+
 @contextmanager
 def started(run_dir, site, *arguments, until=10 - NUM_HELD, out="out", stderr=None):
     """Run ten episodes in another process, of which three wait; enter once the others can be read."""
     command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", f"engine.hold={run_dir / 'released'}"]
-    environment = os.environ | {"PYTHONPATH": str(site)}
+    environment = environment_of(site)
     with (run_dir / "log").open("w") as log:
         command += [*arguments, "--out", out]
         process = subprocess.Popen(command, cwd=run_dir, env=environment, stdout=log, stderr=stderr or log)

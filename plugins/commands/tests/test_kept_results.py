@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
-from cli_runs import NUM_HELD, rollout, started, wait_for
+from cli_runs import NUM_HELD, environment_of, rollout, started, wait_for
 
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
@@ -118,7 +118,7 @@ class TestInterrupts:
         """
         command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", f"engine={{name: hangs, at: {at}}}"]
         with (run_dir / "log").open("w") as log:
-            environment = os.environ | {"PYTHONPATH": str(site)}
+            environment = environment_of(site)
             process = subprocess.Popen([*command, "--out", "out"], cwd=run_dir, env=environment, stdout=log, stderr=log)
         try:
             wait_for((run_dir / "hangs").exists, process)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-import turnwise_grpo_trainer
 from turnwise.errors import ConfigError
+from turnwise_grpo_trainer import processes
 from turnwise_grpo_trainer.build import build_buffer, build_learner_spec, build_loop, build_trainer
 from turnwise_grpo_trainer.loop.async_collector import AsyncCollector
 from turnwise_grpo_trainer.loop.sync_collector import SyncCollector
@@ -100,7 +100,7 @@ def test_several_processes_need_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     # In case that an earlier test has imported it. The package, too, has it then, as an attribute.
     monkeypatch.delitem(sys.modules, "turnwise_grpo_trainer.processes.ray_trainer", raising=False)
-    monkeypatch.delattr(turnwise_grpo_trainer, "ray_trainer", raising=False)
+    monkeypatch.delattr(processes, "ray_trainer", raising=False)
 
     with pytest.raises(ConfigError, match=r"num_processes: more than 1 needs ray: pip install 'turnwise\[ray\]'"):
         build_trainer(read("train.sharding.num_processes=2"), SimpleNamespace())

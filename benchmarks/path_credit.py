@@ -29,6 +29,7 @@ from turnwise_grpo_trainer.learner.micro_batches import collate as to_micro_batc
 from turnwise_grpo_trainer.learner.micro_batches import pack_by_tokens, shard
 from turnwise_grpo_trainer.learner.models import load_policy
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
+from turnwise_grpo_trainer.objective.estimators import Grpo
 from turnwise_grpo_trainer.objective.loss_options import PathCreditConfig
 from turnwise_grpo_trainer.objective.path_credit import PathCredit
 from turnwise_grpo_trainer.objective.path_ratios import measure_paths
@@ -119,11 +120,11 @@ def main() -> None:
     ratios = measure_paths(batch, rows, every_row, partial(compute_column, model, temperature))
     grams = {}
     for name in ("grpo", *CAPS):
-        estimator = None if isinstance(name, str) else PathCredit(PathCreditConfig(ratio_cap=name))
-        algorithm = AlgorithmConfig(adv_estimator="grpo" if estimator is None else "path_credit")
-        found = estimate_advantages(batch, algorithm, mask=mask, estimator=estimator, leave_out=lambda _chosen: ratios)
+        estimator = Grpo(True) if isinstance(name, str) else PathCredit(PathCreditConfig(ratio_cap=name))
+        algorithm = AlgorithmConfig(adv_estimator="grpo" if isinstance(name, str) else "path_credit")
+        found = estimate_advantages(batch, algorithm, estimator, mask=mask, leave_out=lambda _chosen: ratios)
         gradients = group_gradients(model, temperature, batch, rows.with_columns(advantages=unpad(batch, found.values)))
-        grams["one advantage" if estimator is None else f"by path, cap {name:g}"] = gradients @ gradients.T
+        grams["one advantage" if isinstance(name, str) else f"by path, cap {name:g}"] = gradients @ gradients.T
     right = (batch.episode_rewards > 0).float().mean().item()
     print(f"{describe_machine()}\n{len(batch)} episodes, {right:.3f} right; {' '.join(arguments.overrides)}\n")
     print("| credit | variance | relative to one advantage | squared signal | noise scale |\n|---|---|---|---|---|")

@@ -6,6 +6,8 @@ import numpy as np
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
+from turnwise_grpo_trainer.objective.advantages import estimate_advantages
+from turnwise_grpo_trainer.objective.estimators import OWN_ESTIMATORS
 
 VOCABULARY = 40
 
@@ -65,3 +67,9 @@ def make_batch(records, rewards=None, *, group_size=4):
         ],
         pad_token_id=0,
     )
+
+
+def advantages_of(batch, config, *, estimator=None, **inputs):
+    """Return the advantages of a batch by the estimator that the config names, or by another one."""
+    chosen = estimator or OWN_ESTIMATORS[config.adv_estimator.name]
+    return estimate_advantages(batch, config, chosen, **inputs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import turnwise
 from turnwise_grpo_trainer.objective import hooks
+from turnwise_grpo_trainer.objective.estimators import OWN_ESTIMATORS
 from turnwise_grpo_trainer.objective.loss_options import (
     CispoConfig,
     ClipConfig,
@@ -57,7 +58,7 @@ def add_hookspecs(specs: turnwise.HookSpecs) -> None:
 
 @turnwise.hookimpl
 def register_losses(registry: turnwise.Registry[Any]) -> None:
-    """Register the losses besides the default; see `turnwise_grpo_trainer.objective.hooks`."""
+    """Register the losses; `ppo_clip` is the default, see `turnwise_grpo_trainer.objective.hooks`."""
     registry.add("ppo_clip", partial(_make_loss, "ClippedLoss"), config=ClipConfig)
     registry.add("dual_clip", partial(_make_loss, "DualClipLoss"), config=DualClipConfig)
     registry.add("gspo", partial(_make_loss, "GspoLoss"), config=GspoConfig)
@@ -66,8 +67,14 @@ def register_losses(registry: turnwise.Registry[Any]) -> None:
 
 @turnwise.hookimpl
 def register_advantages(registry: turnwise.Registry[Any]) -> None:
-    """Register the advantage of parallel paths; the trainer itself has the others."""
+    """Register the estimators of groups and of time steps, and the one of parallel paths."""
+    for name, estimator in OWN_ESTIMATORS.items():
+        registry.add(name, partial(_find_estimator, estimator))
     registry.add("path_credit", _make_path_credit, config=PathCreditConfig)
+
+
+def _find_estimator(estimator: Any, _config: object, _resources: turnwise.Resources) -> Any:
+    return estimator
 
 
 def _make_path_credit(config: PathCreditConfig, _resources: turnwise.Resources) -> Any:

@@ -10,7 +10,7 @@ from attrs import asdict, evolve, frozen
 from turnwise import Host, RunConfig, Task, configure_logging, load_resolved, structure
 from turnwise.config.models import keep_commits, pin_models
 from turnwise.config.own_code import OwnCode
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, PluginError
 from turnwise.protocols import ModelSpec
 from turnwise.weights.sleep import drops_weights
 from turnwise_grpo_trainer.config import TrainConfig
@@ -192,7 +192,7 @@ def _check(setup: TrainSetup, path: str) -> None:
             raise ConfigError(f"{path}: {text}")
     try:
         build_objectives(train, setup.host.recipe(), setup.code)
-    except ConfigError as error:
+    except (ConfigError, PluginError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_batches import advantages_of
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise.layout import Objective
 from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner.learner import Learner
-from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
+from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 
 ESTIMATORS = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae"]
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -149,7 +150,7 @@ def estimate(batch, estimator):
     """Return the advantages of each episode's tokens in order, by its number; each token's value is its logprob."""
     config = AlgorithmConfig(adv_estimator=estimator)
     mask = compute_loss_mask(batch)
-    result = estimate_advantages(batch, config, mask=mask, values=batch.rollout_log_probs * mask)
+    result = advantages_of(batch, config, mask=mask, values=batch.rollout_log_probs * mask)
     tokens = {number: [] for number in batch.column("rollout_n")}
     for row, number in enumerate(batch.column("rollout_n")):
         tokens[number] += result.values[row][batch.response_mask[row].bool()].tolist()
@@ -221,7 +222,7 @@ def test_expanded_paths_have_the_advantage_of_the_exact_row():
         first, second = estimate(exact, estimator), estimate(expanded, estimator)
         assert set(first[0]) == set(second[0])
         assert first[1] == second[1]
-    returns = estimate_advantages(
+    returns = advantages_of(
         expanded,
         AlgorithmConfig(adv_estimator="gae", norm_adv=False, lam=1.0),
         mask=compute_loss_mask(expanded),

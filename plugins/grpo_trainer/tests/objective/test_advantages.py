@@ -10,11 +10,12 @@ import torch
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from made_batches import advantages_of
 
 from turnwise import Status
 from turnwise_grpo_trainer.config import AlgorithmConfig
 from turnwise_grpo_trainer.objective import advantages as estimators
-from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages, valid_rows
+from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, valid_rows
 
 REWARDS = st.lists(st.tuples(st.integers(0, 3), st.floats(-4, 4, width=16), st.booleans()), min_size=1, max_size=12)
 
@@ -200,7 +201,7 @@ def test_outcome_estimators_give_every_token_the_row_advantage(rewarded, estimat
     batch = rewarded([1, 0, 0, 1, 1, 1, 1, 0])
     mask = compute_loss_mask(batch)
 
-    advantages = estimate_advantages(batch, AlgorithmConfig(adv_estimator=estimator), mask=mask)
+    advantages = advantages_of(batch, AlgorithmConfig(adv_estimator=estimator), mask=mask)
 
     totals, valid = batch.rm_scores.sum(1), torch.ones(8, dtype=torch.bool)
     expected = {
@@ -219,10 +220,10 @@ def test_the_kl_is_subtracted_from_the_rewards(rewarded):
     config = AlgorithmConfig(adv_estimator="dr_grpo", kl_loss_coef=0.5)
     kl = torch.rand(mask.shape)
 
-    with_kl = estimate_advantages(batch, config, mask=mask, kl=kl)
+    with_kl = advantages_of(batch, config, mask=mask, kl=kl)
 
     reduced = evolve(batch, episode_rewards=batch.episode_rewards - (0.5 * kl * mask).sum(1))
-    torch.testing.assert_close(with_kl.values, estimate_advantages(reduced, config, mask=mask).values)
+    torch.testing.assert_close(with_kl.values, advantages_of(reduced, config, mask=mask).values)
 
 
 def test_gae_needs_a_critic(rewarded):
@@ -230,11 +231,11 @@ def test_gae_needs_a_critic(rewarded):
     batch = rewarded([1, 0])
     mask = compute_loss_mask(batch)
     with pytest.raises(ValueError, match="the estimator gae needs the critic's values"):
-        estimate_advantages(batch, AlgorithmConfig(adv_estimator="gae"), mask=mask)
+        advantages_of(batch, AlgorithmConfig(adv_estimator="gae"), mask=mask)
 
     values = torch.rand(mask.shape) * mask
     plain, normed = (
-        estimate_advantages(batch, AlgorithmConfig(adv_estimator="gae", norm_adv=norm), mask=mask, values=values)
+        advantages_of(batch, AlgorithmConfig(adv_estimator="gae", norm_adv=norm), mask=mask, values=values)
         for norm in (False, True)
     )
     torch.testing.assert_close(normed.values, estimators.whiten(plain.values, mask))

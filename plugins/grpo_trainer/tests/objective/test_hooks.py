@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
+from made_batches import advantages_of
 
 from turnwise.cli import main
 from turnwise.config.parts import Choice
@@ -17,8 +18,9 @@ from turnwise.errors import ConfigError, PluginError
 from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import AlgorithmConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner.learner import Learner
-from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
-from turnwise_grpo_trainer.objective.hooks import Objectives, build_objectives
+from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
+from turnwise_grpo_trainer.objective.estimators import OWN_ESTIMATORS
+from turnwise_grpo_trainer.objective.hooks import build_objectives
 from turnwise_grpo_trainer.train_setup import read_setup
 from turnwise_testing.checks.objective import ADVANTAGE_CHECKS, LOSS_CHECKS
 from turnwise_testing.whole_runs.installation import install_plugin
@@ -167,7 +169,7 @@ def test_shapes_of_advantages(rewarded, result):
             return torch.full(shapes[result], 2.0)
 
     def estimate():
-        return estimate_advantages(batch, AlgorithmConfig(adv_estimator="mine"), mask=mask, estimator=Estimator())
+        return advantages_of(batch, AlgorithmConfig(adv_estimator="mine"), mask=mask, estimator=Estimator())
 
     if result == "wrong":
         with pytest.raises(PluginError, match=r"advantage 'mine' returned the shape \(3,\); expected \(4,\)"):
@@ -185,9 +187,7 @@ def test_the_inputs_of_an_estimator(rewarded):
             seen.update(inputs)
             return inputs["rewards"]
 
-    estimate_advantages(
-        batch, AlgorithmConfig(adv_estimator="mine"), mask=compute_loss_mask(batch), estimator=Estimator()
-    )
+    advantages_of(batch, AlgorithmConfig(adv_estimator="mine"), mask=compute_loss_mask(batch), estimator=Estimator())
 
     assert [1, 0, 2, 1, 0, 3, 1, 1] == seen["rewards"].tolist() == seen["token_rewards"].sum(1).tolist()
     assert ([0] * 4 + [1] * 4, list(range(8))) == (seen["groups"].tolist(), seen["episodes"].tolist())
@@ -199,14 +199,17 @@ def test_the_inputs_of_an_estimator(rewarded):
     ("config", "message"),
     [
         (choose("my_los"), r"train\.loss: unknown loss 'my_los'; did you mean 'my_loss'\?"),
-        (choose(advantage="gropo"), r"adv_estimator: unknown advantage 'gropo'.*; built in: grpo, dr_grpo, rloo"),
+        (choose(advantage="gropo"), r"adv_estimator: unknown advantage 'gropo'; did you mean 'grpo'"),
         (choose(Choice("my_loss", {"scale": "big"})), r"train\.loss\.scale: "),
-        (choose(advantage=Choice("grpo", {"eps": 1})), r"train\.algorithm\.adv_estimator: grpo has no options"),
+        (
+            choose(advantage=Choice("grpo", {"eps": 1})),
+            r"adv_estimator\.eps: unknown key; there are no options",
+        ),
     ],
 )
 def test_a_bad_choice(config, message):
     """Unknown names and options are one line with the key."""
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises((ConfigError, PluginError), match=message) as caught:
         build_objectives(config, PLUGINS)
     assert 1 == len(str(caught.value).splitlines())
 
@@ -215,7 +218,7 @@ def test_bad_plugins(stranger):
     """A name that is taken, a hook without its mark and a hook that raises name the plugin."""
     stranger('"my_loss"', '"gspo"')
     with pytest.raises(
-        ConfigError, match="loss 'gspo' is registered by several plugins: 'grpo_trainer' and 'stranger'"
+        PluginError, match="loss 'gspo' is registered by several plugins: 'grpo_trainer' and 'stranger'"
     ):
         build_objectives(choose("gspo"), PLUGINS)
     stranger('registry.add("my_loss"', 'registry.ad("my_loss"')
@@ -226,9 +229,12 @@ def test_bad_plugins(stranger):
         build_objectives(choose("gspo"), PLUGINS)
 
 
-def test_without_a_choice_no_plugin_is_loaded():
-    """The trainer's own loss and advantages need no plugins."""
-    assert Objectives() == build_objectives(choose(), PluginRecipe(allow=("missing",)))
+def test_without_a_choice_the_parts_are_the_trainers():
+    """The loss has the bounds of the algorithm, and no plugin but the trainer's is loaded without a recipe."""
+    parts = build_objectives(choose(clip_ratio_high=0.28), None)
+
+    assert (0.2, 0.28) == (parts.loss.config.clip_ratio_low, parts.loss.config.clip_ratio_high)
+    assert OWN_ESTIMATORS["grpo"] is parts.advantage
 
 
 @pytest.mark.usefixtures("stranger")
@@ -249,5 +255,7 @@ def test_commands_know_losses_and_advantages(monkeypatch, capsys, name):
 def test_a_loss_without_its_method(stranger):
     """The error names the part and the method when the config is checked."""
     stranger("def compute", "def calculate")
-    with pytest.raises(PluginError, match="loss 'my_loss': its factory returned MyLoss, which has no compute"):
+    with pytest.raises(
+        PluginError, match="loss 'my_loss' of plugin 'stranger' .*: its factory returned MyLoss, which has no compute"
+    ):
         build_objectives(choose("my_loss"), PLUGINS)

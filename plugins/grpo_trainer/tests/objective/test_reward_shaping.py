@@ -10,12 +10,13 @@ import torch
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from made_batches import advantages_of
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise.cli import main
 from turnwise_grpo_trainer.config import AlgorithmConfig, OverlongConfig
-from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
+from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.reward_shaping import overlong_punishment, punish_overlong, shuffle_rewards
 
 EXAMPLE = str(Path(__file__).parents[4] / "examples/train_calculator.yaml")
@@ -80,7 +81,7 @@ def test_long_answers_lose_advantage(estimator):
     config = AlgorithmConfig(adv_estimator=estimator)
 
     def advantages(batch):
-        found = estimate_advantages(batch, config, mask=compute_loss_mask(batch)).values
+        found = advantages_of(batch, config, mask=compute_loss_mask(batch)).values
         return [row[mask.bool()][0].item() for row, mask in zip(found, batch.response_mask, strict=True)]
 
     assert [0, 0, 0] == pytest.approx(advantages(batch), abs=1e-4)

@@ -8,13 +8,14 @@ import torch
 from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_batches import advantages_of
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise.layout import Objective
 from turnwise.record.lineage import RecordLineage
 from turnwise_grpo_trainer.config import AlgorithmConfig, OverlongConfig
-from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
+from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.reward_shaping import punish_overlong, shuffle_rewards
 from turnwise_grpo_trainer.objective.timeline import Timeline
 from turnwise_rollout_buffer import LateScores, TrajectoryBuffer
@@ -122,7 +123,7 @@ def line_totals(batch):
     """Return the reward of each line as the estimators with time steps see it: its undiscounted sum."""
     config = AlgorithmConfig(adv_estimator="gae", norm_adv=False, lam=1.0)
     mask = compute_loss_mask(batch)
-    found = estimate_advantages(batch, config, mask=mask, values=torch.zeros_like(batch.rm_scores)).values
+    found = advantages_of(batch, config, mask=mask, values=torch.zeros_like(batch.rm_scores)).values
     totals = {}
     for line, values, row_mask in zip(lines_of(batch).tolist(), found, mask.bool(), strict=True):
         if row_mask.any() and line not in totals:
@@ -171,7 +172,7 @@ def _check_outcome_estimators(batch, expected):
     std = (sum((each - mean) ** 2 for each in rewards.values()) / (GROUP - 1)) ** 0.5
     scales = {"dr_grpo": 1.0, "rloo": GROUP / (GROUP - 1), "grpo": 1 / (std + 1e-6)}
     for name, scale in scales.items():
-        found = estimate_advantages(batch, AlgorithmConfig(adv_estimator=name), mask=mask).values
+        found = advantages_of(batch, AlgorithmConfig(adv_estimator=name), mask=mask).values
         for row, episode in enumerate(episodes):
             wanted = (rewards[episode] - mean) * scale
             assert [wanted] * int(mask[row].sum()) == pytest.approx(found[row][mask[row].bool()].tolist(), abs=1e-4)
@@ -180,14 +181,14 @@ def _check_outcome_estimators(batch, expected):
 def _check_tokens(batch):
     """A registered estimator gets the same rewards of tokens, and REINFORCE++ normalises the returns of the lines."""
     mask = compute_loss_mask(batch)
-    found = estimate_advantages(batch, AlgorithmConfig(), mask=mask, estimator=Seen()).values
+    found = advantages_of(batch, AlgorithmConfig(), mask=mask, estimator=Seen()).values
     lines = torch.zeros(len(batch)).index_add(0, lines_of(batch), found.sum(1)).tolist()
     totals = line_totals(batch)
     assert {line: lines[line] for line in totals} == pytest.approx(totals, abs=1e-5)
     returns = AlgorithmConfig(adv_estimator="gae", norm_adv=True, lam=1.0)
     values = torch.zeros_like(batch.rm_scores)
-    whitened = estimate_advantages(batch, returns, mask=mask, values=values).values
-    plus = estimate_advantages(batch, AlgorithmConfig(adv_estimator="reinforce_plus_plus"), mask=mask).values
+    whitened = advantages_of(batch, returns, mask=mask, values=values).values
+    plus = advantages_of(batch, AlgorithmConfig(adv_estimator="reinforce_plus_plus"), mask=mask).values
     torch.testing.assert_close(plus, whitened)
 
 
@@ -201,7 +202,7 @@ def test_the_row_that_is_too_long_is_punished(estimator):
 
     config = AlgorithmConfig(adv_estimator=estimator, gamma=1.0, lam=1.0)
     mask, values = compute_loss_mask(batch), torch.zeros_like(batch.rm_scores)
-    found = estimate_advantages(punished, config, mask=mask, values=values).values
+    found = advantages_of(punished, config, mask=mask, values=values).values
     firsts = torch.stack([row[row_mask.bool()][0] for row, row_mask in zip(found, mask, strict=True)])
     assert firsts[long].max() < firsts[~long].min()
     assert 1 == len(set(firsts[~long].tolist()))

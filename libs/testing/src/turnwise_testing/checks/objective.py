@@ -7,6 +7,7 @@ The checks make their own tokens and rewards: M tokens in the loss, E episodes, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -125,6 +126,31 @@ def check_inputs_are_constants(probe: LossProbe) -> None:
         expect(torch.equal(each, copies[name]), f"the input {name!r} was changed")
 
 
+@frozen
+class _Lines:
+    """The order in time of an episode's tokens, as the trainer gives it: its rows follow each other."""
+
+    episodes: Tensor
+
+    def join(self, values: Tensor) -> Tensor:
+        """Return (E, S) the values of each episode's rows in one line, 0 after its end."""
+        from torch.nn.utils.rnn import pad_sequence
+
+        return pad_sequence([values[rows].flatten() for rows in self._rows()], batch_first=True)
+
+    def split(self, values: Tensor) -> Tensor:
+        """Return (B, R) the values of (E, S) lines; the inverse of `join`."""
+        rows = self._rows()
+        width = values.shape[1] // max(map(len, rows))
+        parts = values.new_zeros(len(self.episodes), width)
+        for line, own in zip(values, rows, strict=True):
+            parts[own] = line[: len(own) * width].reshape(len(own), width)
+        return parts
+
+    def _rows(self) -> list[Tensor]:
+        return [(self.episodes == episode).nonzero().flatten() for episode in sorted(set(self.episodes.tolist()))]
+
+
 @frozen(kw_only=True)
 class AdvantageProbe:
     """The probe of an estimator: `make_estimator` builds it, as the registered factory does."""
@@ -133,7 +159,13 @@ class AdvantageProbe:
 
     def estimate(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return (B, R) the advantages of a batch, 0 outside the mask."""
-        found = self.make_estimator().estimate(**{name: each.clone() for name, each in batch.items()})
+        found = self.make_estimator().estimate(
+            **{name: each.clone() for name, each in batch.items()},
+            timeline=_Lines(batch["episodes"]),
+            algorithm=SimpleNamespace(gamma=1.0, lam=0.95, norm_adv=True),
+            values=0.1 * batch["mask"],
+        )
+        found = getattr(found, "values", found) if hasattr(found, "returns") else found
         episodes, mask = tuple(batch["rewards"].shape), tuple(batch["mask"].shape)
         shape = tuple(found.shape)
         expect(shape in (episodes, mask), f"advantages have the shape {shape}; expected {episodes} or {mask}")

@@ -46,7 +46,6 @@ from turnwise_grpo_trainer.objective.hooks import Objectives, build_objectives
 from turnwise_grpo_trainer.objective.losses import token_weights, value_loss
 from turnwise_grpo_trainer.objective.path_ratios import measure_paths
 from turnwise_grpo_trainer.objective.policy_loss import policy_loss
-from turnwise_grpo_trainer.objective.registered_losses import ClippedLoss
 from turnwise_grpo_trainer.objective.rows import TokenRows, pad, unpad
 
 
@@ -65,7 +64,7 @@ class Learner:
         critic: None unless the estimator is `gae`.
         rank: rank of this process.
         world_size: number of processes.
-        objectives: registered parts in place of the trainer's own loss and advantages.
+        objectives: the loss and the advantages.
         advantages: (B, R) of the last batch; None before the first.
     """
 
@@ -78,7 +77,7 @@ class Learner:
     critic: TrainableModel | None = None
     rank: int = 0
     world_size: int = 1
-    objectives: Objectives = field(factory=Objectives)
+    objectives: Objectives = field(kw_only=True)
     advantages: Tensor | None = field(default=None, init=False)
     _seconds: dict[str, float] = field(factory=dict, init=False)
 
@@ -169,9 +168,8 @@ class Learner:
             kl = pad(batch, rows["old_log_probs"] - rows["ref_log_probs"])
         mask = pad(batch, rows["loss_mask"])
         leave_out = partial(measure_paths, batch, rows, compute=self._policy_log_probs)
-        estimator = self.objectives.advantage
         advantages = estimate_advantages(
-            batch, algorithm, mask=mask, kl=kl, values=values, estimator=estimator, leave_out=leave_out
+            batch, algorithm, self.objectives.advantage, mask=mask, kl=kl, values=values, leave_out=leave_out
         )
         self.advantages = advantages.values
         rows = rows.with_columns(advantages=unpad(batch, advantages.values))
@@ -323,7 +321,7 @@ class Learner:
         """Return whether a row may have a gradient without an advantage."""
         algorithm = self.config.algorithm
         in_loss = algorithm.kl_loss_coef != 0 and not algorithm.use_kl_in_reward
-        other_loss = self.objectives.loss is not None
+        other_loss = self.config.loss is not None
         return in_loss or algorithm.entropy_coeff != 0 or self.critic is not None or other_loss
 
     def _backward(self, rows: TokenRows, micro: MicroBatch, scale: float, metrics: StepMetrics) -> Tensor:
@@ -341,8 +339,7 @@ class Learner:
         columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
         columns["row"] = rows.row_index[micro.tokens].to(self.device)
         weights = columns["weights"]
-        compute = self.objectives.loss or ClippedLoss(algorithm)
-        loss, surrogate, values = policy_loss(algorithm, compute, columns, log_probs, entropy)
+        loss, surrogate, values = policy_loss(algorithm, self.objectives.loss, columns, log_probs, entropy)
         torch.autograd.backward(scale * (weights * loss).sum())
         others = {"actor/pg_loss": (weights * surrogate).sum()}
         if self.critic is not None:

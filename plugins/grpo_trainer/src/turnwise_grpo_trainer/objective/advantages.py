@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from turnwise import RolloutBatch, Status
 from turnwise.errors import PluginError
 from turnwise_grpo_trainer.config import AlgorithmConfig
-from turnwise_grpo_trainer.objective.hooks import AdvantageEstimator
+from turnwise_grpo_trainer.objective.hooks import AdvantageEstimator, Advantages
 from turnwise_grpo_trainer.objective.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -28,20 +27,6 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-6
 """Added to standard deviations, as in verl."""
-
-
-@frozen(eq=False)
-class Advantages:
-    """
-    The advantages of a batch.
-
-    Attributes:
-        values: (B, R) float32, 0 on tokens outside the loss.
-        returns: (B, R) targets of the critic; None without a critic.
-    """
-
-    values: Tensor
-    returns: Tensor | None = None
 
 
 # Estimators
@@ -200,58 +185,52 @@ def compute_loss_mask(batch: RolloutBatch, *, mask_truncated: bool = False) -> T
 def estimate_advantages(  # noqa: PLR0913 - independent inputs, by name
     batch: RolloutBatch,
     config: AlgorithmConfig,
+    estimator: AdvantageEstimator,
     *,
     mask: Tensor,
     kl: Tensor | None = None,
     values: Tensor | None = None,
-    estimator: AdvantageEstimator | None = None,
     leave_out: Callable[[Tensor], PathRatios] | None = None,
 ) -> Advantages:
     """
-    Return the advantages of a batch by the configured estimator.
+    Return the advantages of a batch.
 
     Args:
         batch: B rows of E episodes in groups, with R response columns.
-        config: names the estimator.
+        config: of the algorithm.
+        estimator: the one that the config names.
         mask: (B, R), 1 on tokens in the loss.
         kl: (B, R) log-ratio to the reference, subtracted from the rewards if given.
         values: (B, R) values of the critic; required by `gae`.
-        estimator: a registered one, in place of the trainer's own.
-        leave_out: measures the paths of rows for a registered estimator.
+        leave_out: measures the paths of rows, for `path_credit`.
 
     Raises:
         ValueError: the estimator is `gae` and `values` is None.
-        PluginError: the registered estimator returned another shape.
+        PluginError: the estimator returned another shape.
     """
     weight = mask.to(torch.float32)
     penalty = torch.zeros_like(weight) if kl is None else config.kl_loss_coef * kl * weight
-    name = config.adv_estimator.name
-    if name in ("gae", "reinforce_plus_plus"):
-        return _estimate_over_time(batch, config, mask, penalty, values)
     episodes, firsts = batch.episode_index, first_rows(batch)
-    totals = batch.episode_rewards[firsts].index_add(0, episodes, -penalty.sum(1))
-    groups, valid = batch.group_index[firsts], valid_rows(batch)[firsts]
-    if estimator is not None:
-        token_rewards = batch.rm_scores - penalty
-        found = estimator.estimate(
-            rewards=totals,
-            groups=groups,
-            valid=valid,
-            token_rewards=token_rewards,
-            mask=mask,
-            episodes=episodes,
-            leave_out=leave_out,
-        )
-        return Advantages(_spread(found, episodes, weight, name) * weight)
-    if name == "rloo":
-        outcome = rloo(totals, groups, valid)
-    else:
-        outcome = grpo(totals, groups, valid, norm_adv_by_std=name == "grpo")
-    return Advantages(outcome[episodes][:, None] * weight)
+    found = estimator.estimate(
+        rewards=batch.episode_rewards[firsts].index_add(0, episodes, -penalty.sum(1)),
+        groups=batch.group_index[firsts],
+        valid=valid_rows(batch)[firsts],
+        token_rewards=batch.rm_scores - penalty,
+        mask=mask,
+        episodes=episodes,
+        timeline=Timeline.from_batch(batch),
+        algorithm=config,
+        values=values,
+        leave_out=leave_out,
+    )
+    name = config.adv_estimator.name
+    if isinstance(found, Advantages):
+        return Advantages(_spread(found.values, episodes, weight, name) * weight, found.returns)
+    return Advantages(_spread(found, episodes, weight, name) * weight)
 
 
 def _spread(found: Tensor, episodes: Tensor, weight: Tensor, name: str) -> Tensor:
-    """Return (B, R) advantages of a registered estimator, which returned one for each episode or each token."""
+    """Return (B, R) advantages of an estimator, which returned one for each episode or each token."""
     num_episodes = int(episodes.max()) + 1 if len(episodes) else 0
     if found.shape == (num_episodes,):
         return found.float()[episodes][:, None].expand_as(weight)
@@ -261,18 +240,3 @@ def _spread(found: Tensor, episodes: Tensor, weight: Tensor, name: str) -> Tenso
             f" or {tuple(weight.shape)} for the response tokens"
         )
     return found.float()
-
-
-def _estimate_over_time(
-    batch: RolloutBatch, config: AlgorithmConfig, mask: Tensor, penalty: Tensor, values: Tensor | None
-) -> Advantages:
-    """Return the advantages by the estimators with time steps; an episode's rows follow each other in time."""
-    timeline = Timeline.from_batch(batch)
-    rewards, acted = timeline.join(batch.rm_scores - penalty), timeline.join(mask)
-    if config.adv_estimator.name == "reinforce_plus_plus":
-        return Advantages(timeline.split(reinforce_plus_plus(rewards, acted, config.gamma)))
-    if values is None:
-        raise ValueError("the estimator gae needs the critic's values")
-    advantages, returns = gae(rewards, timeline.join(values), acted, gamma=config.gamma, lam=config.lam)
-    advantages = whiten(advantages, acted) if config.norm_adv else advantages
-    return Advantages(timeline.split(advantages), timeline.split(returns))

@@ -18,26 +18,26 @@ A config chooses them by `train.loss` and `train.algorithm.adv_estimator`, by na
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import frozen
 
 import turnwise
 from turnwise import Registry, Resources
-from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.types import PluginRecipe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from turnwise.config.own_code import OwnCode
-    from turnwise.config.parts import Choice
-    from turnwise_grpo_trainer.config import TrainConfig
+    from turnwise.plugin.host import Host
+    from turnwise_grpo_trainer.config import AlgorithmConfig, TrainConfig
     from turnwise_grpo_trainer.objective.path_ratios import PathRatios
+    from turnwise_grpo_trainer.objective.timeline import Timeline
 
 GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 """Estimators whose advantages are differences from the other rewards of a group."""
-BUILT_IN_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae")
 
 
 @runtime_checkable
@@ -74,6 +74,20 @@ class PolicyLoss(Protocol):
         """
 
 
+@frozen(eq=False)
+class Advantages:
+    """
+    The advantages of a batch.
+
+    Attributes:
+        values: (B, R) float32, 0 on tokens outside the loss.
+        returns: (B, R) targets of the critic; None without a critic.
+    """
+
+    values: Tensor
+    returns: Tensor | None = None
+
+
 @runtime_checkable
 class AdvantageEstimator(Protocol):
     """Turns the rewards of a batch into advantages."""
@@ -87,9 +101,12 @@ class AdvantageEstimator(Protocol):
         token_rewards: Tensor,
         mask: Tensor,
         episodes: Tensor,
+        timeline: Timeline,
+        algorithm: AlgorithmConfig,
+        values: Tensor | None = None,
         leave_out: Callable[[Tensor], PathRatios] | None = None,
         **more: Any,
-    ) -> Tensor:
+    ) -> Tensor | Advantages:
         """
         Return the advantages of E episodes in B rows with R response columns.
 
@@ -103,27 +120,31 @@ class AdvantageEstimator(Protocol):
             token_rewards: (B, R), where the reward function placed them, after the KL penalty.
             mask: (B, R) int64, 1 on tokens in the loss.
             episodes: (B,) int64, the episode of each row.
+            timeline: the order in time of an episode's tokens, for estimators with time steps.
+            algorithm: the section of the config.
+            values: (B, R) of the critic, which a training with `gae` has.
             leave_out: measures, for the rows that (B,) bool chooses, how likely the rest of each episode is without
                 each of its parallel paths. All training processes must call it equally often.
             more: later versions may add inputs.
 
         Returns:
-            (E,), one for each episode, or (B, R). The trainer sets them to 0 outside the mask.
+            (E,), one for each episode, or (B, R); or the latter with the targets of the critic. The trainer sets
+            them to 0 outside the mask.
         """
 
 
 @frozen
 class Objectives:
     """
-    The registered parts of a training; None for the trainer's own.
+    The parts of a training that turn rewards into losses.
 
     Attributes:
         loss: of `train.loss`.
         advantage: of `train.algorithm.adv_estimator`.
     """
 
-    loss: PolicyLoss | None = None
-    advantage: AdvantageEstimator | None = None
+    loss: PolicyLoss
+    advantage: AdvantageEstimator
 
 
 @turnwise.hookspec
@@ -138,54 +159,39 @@ def register_advantages(registry: Registry[AdvantageEstimator]) -> None:
 
 def build_objectives(train: TrainConfig, recipe: PluginRecipe | None, code: OwnCode | None = None) -> Objectives:
     """
-    Build the registered parts that a config names.
+    Build the parts that a config names.
 
     Args:
-        train: the `train` section.
-        recipe: of the run's plugins; None loads the installed ones, and nothing if no part is named.
+        train: the `train` section. Without `train.loss` the loss is `ppo_clip` with the bounds of `train.algorithm`.
+        recipe: of the run's plugins; None loads the trainer's own plugin alone.
         code: the user's own code that the run may use; None is none.
 
     Raises:
-        ConfigError: a name is unknown, or options do not fit.
-        PluginError: a part cannot be built.
+        ConfigError: options do not fit.
+        PluginError: a name is unknown, or a part cannot be built.
     """
-    estimator = train.algorithm.adv_estimator
-    own = estimator.name in BUILT_IN_ADVANTAGES
-    if own and estimator.options:
-        raise ConfigError(f"train.algorithm.adv_estimator: {estimator.name} has no options")
-    if own and train.loss is None:
-        return Objectives()
-    from turnwise.config.own_code import OwnCode, build_own
+    from turnwise.config.own_code import OwnCode
+    from turnwise.config.parts import Choice
+    from turnwise.config.resolve import build_part
     from turnwise.plugin.host import load
 
-    host = load(recipe)
+    host = _load_own() if recipe is None else load(recipe)
+    algorithm, loss = train.algorithm, train.loss
+    if loss is None:
+        bounds = {"clip_ratio_low": algorithm.clip_ratio_low, "clip_ratio_high": algorithm.clip_ratio_high}
+        loss = Choice("ppo_clip", bounds)
 
     def build(kind: str, choice: Choice, path: str) -> Any:
-        if choice.is_own_code:
-            return build_own(host, kind, choice, Resources(), path, code or OwnCode())
-        return _build(host.registry(kind), choice, path)
+        return build_part(host, kind, choice, Resources(), path=path, code=code or OwnCode())
 
     return Objectives(
-        loss=None if train.loss is None else build("losses", train.loss, "train.loss"),
-        advantage=None if own else build("advantages", estimator, "train.algorithm.adv_estimator"),
+        loss=build("losses", loss, "train.loss"),
+        advantage=build("advantages", algorithm.adv_estimator, "train.algorithm.adv_estimator"),
     )
 
 
-def _build(registry: Registry[Any], choice: Choice, path: str) -> Any:
-    try:
-        entry = registry.get(choice.name)
-    except PluginError as error:
-        own = f"; built in: {', '.join(BUILT_IN_ADVANTAGES)}" if registry.kind == "advantage" else ""
-        raise ConfigError(f"{path}: {error}{own}") from None
-    options: Any = turnwise.structure(dict(choice.options), entry.config, path=path)
-    try:
-        part = entry.factory(options, Resources())
-    except TurnwiseError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{path}: {registry.kind} {choice.name!r} cannot be built: {describe(error)}") from error
-    try:
-        registry.check(part)
-    except PluginError as error:
-        raise PluginError(f"{path}: {registry.kind} {choice.name!r}: {error}") from None
-    return part
+@cache
+def _load_own() -> Host:
+    from turnwise.plugin.host import load
+
+    return load(PluginRecipe(allow=("grpo_trainer",)))

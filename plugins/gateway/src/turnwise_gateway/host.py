@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
 
@@ -16,6 +14,7 @@ from turnwise.errors import InfrastructureError
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallerCheck, CallRefusedError, ModelCall, SessionBackend
 from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.per_loop import PerLoop
 from turnwise_gateway.programs.callers import ProcessCensus, ProgramCallers
 from turnwise_gateway.programs.program_places import ProgramPlaces
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
@@ -155,15 +154,6 @@ class RunningServer:
 
 
 @define(eq=False)
-class _Slot:
-    """The server of one event loop, when it runs."""
-
-    lock: asyncio.Lock = field(factory=asyncio.Lock)
-    server: RunningServer | None = None
-    num_users: int = 0
-
-
-@define(eq=False)
 class ServerHost:
     """
     Starts and stops the server of a worker.
@@ -175,27 +165,20 @@ class ServerHost:
 
     model: str
     options: ServerOptions = field(factory=ServerOptions)
-    _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slot] = field(factory=WeakKeyDictionary, init=False)
+    _servers: PerLoop[RunningServer] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._servers = PerLoop(self._run)
+
+    def serve(self) -> AbstractAsyncContextManager[RunningServer]:
+        """Keep the server of the running event loop up inside the `async with` statement."""
+        return self._servers.use()
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[RunningServer]:
-        """Keep the server of the running event loop up inside the `async with` statement."""
-        # Workers have an event loop each, and a server belongs to the loop that it was started on.
-        slot = self._slots.setdefault(asyncio.get_running_loop(), _Slot())
-        slot.num_users += 1
+    async def _run(self) -> AsyncIterator[RunningServer]:
+        server = RunningServer(self.model, self.options)
+        await server.start()
         try:
-            yield await self._start(slot)
+            yield server
         finally:
-            slot.num_users -= 1
-            async with slot.lock:
-                if slot.num_users == 0 and slot.server is not None:  # else a new session came in between
-                    server, slot.server = slot.server, None
-                    await server.stop()
-
-    async def _start(self, slot: _Slot) -> RunningServer:
-        async with slot.lock:  # the first session starts the server, and the others wait for it
-            if slot.server is None:
-                server = RunningServer(self.model, self.options)
-                await server.start()
-                slot.server = server
-            return slot.server
+            await server.stop()

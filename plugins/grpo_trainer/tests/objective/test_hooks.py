@@ -256,6 +256,6 @@ def test_a_loss_without_its_method(stranger):
     """The error names the part and the method when the config is checked."""
     stranger("def compute", "def calculate")
     with pytest.raises(
-        PluginError, match="loss 'my_loss' of plugin 'stranger' .*: its factory returned MyLoss, which has no compute"
+        PluginError, match=r"loss 'my_loss' of plugin 'stranger' .*: its factory returned MyLoss, which has no compute"
     ):
         build_objectives(choose("my_loss"), PLUGINS)

@@ -12,10 +12,9 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field
 
@@ -24,6 +23,7 @@ from turnwise.errors import ConfigError, DataError, InfrastructureError
 from turnwise_gateway.agents.agent import show_task
 from turnwise_gateway.config import PullOptions
 from turnwise_gateway.host import ModelClient, RunningServer
+from turnwise_gateway.per_loop import PerLoop
 from turnwise_gateway.pool.control_server import build_runner
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.store import Lease, PoolResult, PoolTask
@@ -236,16 +236,6 @@ def _describe(episode: Episode, copy: int) -> PoolTask:
 
 
 @define(eq=False)
-class _Slot:
-    """The desk of one event loop, when it is open."""
-
-    lock: asyncio.Lock = field(factory=asyncio.Lock)
-    desk: PullDesk | None = None
-    num_users: int = 0
-    parts: AsyncExitStack = field(factory=AsyncExitStack)
-
-
-@define(eq=False)
 class PullHost:
     """
     Opens and closes the control port and the pool of a worker.
@@ -257,52 +247,44 @@ class PullHost:
 
     model: str
     options: PullOptions
-    _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slot] = field(factory=WeakKeyDictionary, init=False)
+    _desks: PerLoop[PullDesk] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._desks = PerLoop(self._run)
+
+    def serve(self) -> AbstractAsyncContextManager[PullDesk]:
+        """Keep the control port of the running event loop open inside the `async with` statement."""
+        return self._desks.use()
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[PullDesk]:
-        """Keep the control port of the running event loop open inside the `async with` statement."""
-        slot = self._slots.setdefault(asyncio.get_running_loop(), _Slot())
-        slot.num_users += 1
-        try:
-            async with slot.lock:  # the first episode opens the port, and the others wait for it
-                if slot.desk is None:
-                    slot.desk = await self._open(slot.parts)
-            yield slot.desk
-        finally:
-            slot.num_users -= 1
-            async with slot.lock:
-                if slot.num_users == 0 and slot.desk is not None:  # else a new episode came in between
-                    slot.desk = None
-                    await slot.parts.aclose()
+    async def _run(self) -> AsyncIterator[PullDesk]:
+        async with AsyncExitStack() as parts:
+            try:
+                desk = await self._open(parts)
+            except OSError as error:
+                raise InfrastructureError(f"the control port cannot be opened: {error}") from error
+            yield desk
 
     async def _open(self, parts: AsyncExitStack) -> PullDesk:
         site = PullSite(self.options)
-        try:
-            await asyncio.to_thread(site.join)
-            parts.callback(site.clean)
-            store = self._open_store(site)
-            pool = SharedPool(
-                store=store, capacity=self.options.capacity, lease_s=self.options.lease_s, poll_s=POLL_S, site=site
-            )
-            desk = PullDesk(self.model, pool)
-            pool.on_lost = desk.end_lost
-            await parts.enter_async_context(pool)
-            options = ServerOptions(port=site.access.port)
-            runner = build_runner(build_shared_app(pool, desk, options), options)
-            parts.push_async_callback(close_runner, runner)
-            await runner.setup()
-            for listening in (site.own_socket, site.shared_socket):
-                await listen_at(runner, listening)
-            # Runs behind the removal of the file and before the server stops: waiting agents get a reply.
-            parts.callback(pool.send_away)
-            parts.callback(site.leave)
-        except OSError as error:
-            await parts.aclose()
-            raise InfrastructureError(f"the control port cannot be opened: {error}") from error
-        except BaseException:
-            await parts.aclose()
-            raise
+        await asyncio.to_thread(site.join)
+        parts.callback(site.clean)
+        store = self._open_store(site)
+        pool = SharedPool(
+            store=store, capacity=self.options.capacity, lease_s=self.options.lease_s, poll_s=POLL_S, site=site
+        )
+        desk = PullDesk(self.model, pool)
+        pool.on_lost = desk.end_lost
+        await parts.enter_async_context(pool)
+        options = ServerOptions(port=site.access.port)
+        runner = build_runner(build_shared_app(pool, desk, options), options)
+        parts.push_async_callback(close_runner, runner)
+        await runner.setup()
+        for listening in (site.own_socket, site.shared_socket):
+            await listen_at(runner, listening)
+        # Runs behind the removal of the file and before the server stops: waiting agents get a reply.
+        parts.callback(pool.send_away)
+        parts.callback(site.leave)
         return desk
 
     def _open_store(self, site: PullSite) -> SharedStore:

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from turnwise.events.observer import Observer
-from turnwise.plugin.added_kinds import HookSpecs, Section
+from turnwise.plugin.kinds import HookSpecs, Section
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise.plugin.specs import hookimpl, hookspec
 from turnwise.protocols import (

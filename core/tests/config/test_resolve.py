@@ -115,8 +115,8 @@ def test_resolving_reports_every_misfit():
 def test_a_part_without_options_takes_none():
     """The hint does not offer keys that are not there."""
     host = Host()
-    host.agents.add("a", print, config=NoConfig)
-    host.engines.add("e", print)
+    host.registry("agents").add("a", print, config=NoConfig)
+    host.registry("engines").add("e", print)
     config = config_of(agent=Choice("a", {"x": 1}))
     assert complaint(ConfigError, resolve, config, host) == "agent.x: unknown key; there are no options"
 

@@ -163,7 +163,6 @@ def test_without_the_owner(site):
         ("register_planets", "planets", "PluginError: 'planets' is no function register_KIND that is marked"),
         ("register_planets(registry)", "register_planets(planets)", "'register_planets' must have one argument"),
         ("register_planets", "register_engines", "adds the hook 'register_engines', which turnwise has"),
-        ("register_planets", "register_recipe", "adds the hook 'register_recipe', which turnwise has"),
         ("specs.add(", "specs.ad(", "has a hook 'add_hookspecs' that raised AttributeError"),
         ("@turnwise.hookimpl\n", "\n", "has a function 'add_hookspecs' that is not marked with @turnwise.hookimpl"),
     ],

@@ -31,8 +31,8 @@ def host_with(built: list[str]) -> Host:
         built.append("broken")
         raise RuntimeError("no GPU")
 
-    host.agents.add("good", good)
-    host.agents.add("broken", broken)
+    host.registry("agents").add("good", good)
+    host.registry("agents").add("broken", broken)
     return host
 
 
@@ -99,9 +99,9 @@ def test_a_parser_gets_the_tools_of_the_run():
     seen = []
     host = host_with([])
     tool = fake_tool("add")
-    host.tools.add("add", lambda _config, _resources: tool)
+    host.registry("tools").add("add", lambda _config, _resources: tool)
     parser = SimpleNamespace(parse=print)
-    host.tool_parsers.add("p", lambda _config, resources: seen.append(resources.tool_schemas) or parser)
+    host.registry("tool_parsers").add("p", lambda _config, resources: seen.append(resources.tool_schemas) or parser)
 
     assert {"add": tool} == RunBuilder(config_with(parser="p", tools=["add"]), host).resources.tools
     assert [(tool.schema,)] == seen
@@ -115,8 +115,8 @@ class TestPartsOfResources:
         host = host_with([])
         reasoning = SimpleNamespace(split=print)
         methods = dict.fromkeys(("create", "respond", "release"), print)
-        host.reasoning_parsers.add("r", lambda _config, _resources: reasoning)
-        host.interactions.add(
+        host.registry("reasoning_parsers").add("r", lambda _config, _resources: reasoning)
+        host.registry("interactions").add(
             "i", lambda _config, resources: SimpleNamespace(**methods, reasoning=resources.reasoning_parser)
         )
 
@@ -128,7 +128,7 @@ class TestPartsOfResources:
         """A tool of `tools_file` never replaces one of `tools`."""
         host, tools_file = host_with([]), tmp_path / "tools.yaml"
         for name in ("add", "multiply"):
-            host.tools.add(name, lambda _config, _resources, name=name: fake_tool(name))
+            host.registry("tools").add(name, lambda _config, _resources, name=name: fake_tool(name))
         tools_file.write_text("tools: [multiply]")
         config = config_with(tools=["add"], tools_file=str(tools_file))
         assert ["add", "multiply"] == list(RunBuilder(config, host).resources.tools)
@@ -179,8 +179,8 @@ def test_a_wrong_mixture(data, message):
 def test_a_postprocessor_is_named_with_its_place_and_its_plugin():
     """Twice the same one counts twice, and errors tell them apart."""
     host = host_with([])
-    with host.postprocessors.owned_by("fields"):
-        host.postprocessors.add("lengths", lambda _config, _resources: SimpleNamespace(process=dict))
+    with host.registry("postprocessors").owned_by("fields"):
+        host.registry("postprocessors").add("lengths", lambda _config, _resources: SimpleNamespace(process=dict))
 
     plan = RunBuilder(config_with(postprocessors=["lengths", "lengths"]), host).plan()
 

@@ -28,8 +28,8 @@ def config_with(*observers):
 
 def host_with(enabled_if):
     host = Host()
-    host.observers.add("spans", Spans, config=Options, enabled_if=enabled_if)
-    host.observers.add("other", Spans, config=Options)
+    host.registry("observers").add("spans", Spans, config=Options, enabled_if=enabled_if)
+    host.registry("observers").add("other", Spans, config=Options)
     return host
 
 

@@ -58,8 +58,8 @@ class ProbeOptions:
 @pytest.fixture
 def host() -> Host:
     host = load(PluginRecipe(allow=("plain_functions",)))
-    host.tools.add("probe", lambda config, _resources: Probe(config.label), config=ProbeOptions)
-    host.tools.add("broken", lambda _config, _resources: 1 / 0)
+    host.registry("tools").add("probe", lambda config, _resources: Probe(config.label), config=ProbeOptions)
+    host.registry("tools").add("broken", lambda _config, _resources: 1 / 0)
     return host
 
 

@@ -21,7 +21,7 @@ from turnwise.config.file import read_mapping, structure_config, to_dict
 from turnwise.config.parts import file_fields
 from turnwise.config.run import RunConfig
 from turnwise.errors import ConfigError
-from turnwise.plugin.added_kinds import Section
+from turnwise.plugin.kinds import Section
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise_commands.config_schema import attribute_docs, json_schema
 

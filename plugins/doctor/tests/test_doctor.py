@@ -36,8 +36,8 @@ def host_with(plugins=(), skipped=(), **diagnostics):
     """Return a host in which each diagnostic belongs to the plugin NAME_plugin."""
     host = Host(plugins=plugins, skipped=skipped)
     for name, diagnostic in diagnostics.items():
-        with host.diagnostics.owned_by(f"{name}_plugin"):
-            host.diagnostics.add(name, lambda config, resources, made=diagnostic: made)
+        with host.registry("diagnostics").owned_by(f"{name}_plugin"):
+            host.registry("diagnostics").add(name, lambda config, resources, made=diagnostic: made)
     return host
 
 
@@ -52,8 +52,8 @@ LIMITED = Finding("clock", "limited", "it is slow", "set it")
 def test_every_plugin_is_asked():
     """The diagnoses come by name, this plugin's first, each with all its findings in order."""
     host = host_with(zebra=Fixed(OK, LIMITED), apple=Fixed(OK))
-    with host.diagnostics.owned_by("doctor"):
-        host.diagnostics.add("machine", lambda config, resources: Fixed(LIMITED))
+    with host.registry("diagnostics").owned_by("doctor"):
+        host.registry("diagnostics").add("machine", lambda config, resources: Fixed(LIMITED))
 
     found = diagnose(host)
 

@@ -400,7 +400,7 @@ def test_bad_arguments(arguments, text):
 def test_a_router_that_needs_options(monkeypatch):
     """A router whose options have no defaults is rejected by name."""
     host = Host()
-    host.routers.add("needy", lambda config, resources: RoundRobin(), config=TraceTurn)
+    host.registry("routers").add("needy", lambda config, resources: RoundRobin(), config=TraceTurn)
     monkeypatch.setattr(routing_report, "load", lambda recipe: host)
     with pytest.raises(ConfigError, match="'needy' has options without defaults"):
         load_routers("needy")

@@ -91,7 +91,7 @@ def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParse
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    entries = host.commands.entries()
+    entries = host.registry("commands").entries()
     for name in [chosen] if chosen else entries:
         entry = entries[name]
         try:

@@ -226,7 +226,7 @@ def _adapted(host: Host, kind: str, found: object, choice: Choice, resources: Re
     if fits and not choice.options:
         return found
     schema = {"schema": choice.schema} if isinstance(choice, ToolChoice) and choice.schema is not None else {}
-    for entry in host.adapters.entries().values():
+    for entry in host.registry("adapters").entries().values():
         part = entry.factory(entry.config(), resources).adapt(kind, found, {**choice.options, **schema})
         if part is not None:
             return part

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pluggy
 
 from turnwise.errors import PluginError, describe
-from turnwise.plugin.added_kinds import ADD_HOOKSPECS
+from turnwise.plugin.kinds import ADD_HOOKSPECS
 from turnwise.plugin.registry import did_you_mean
 from turnwise.plugin.wrapping import CONFIG_SECTION, WRAPPED, noun_of
 

@@ -16,63 +16,27 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import attrs
 import pluggy
 from attrs import define, evolve, field, frozen
 
 from turnwise.errors import DuplicateNameError, PluginError, describe
-from turnwise.events.observer import Observer
 from turnwise.plugin import specs as hookspecs
-from turnwise.plugin.added_kinds import HookSpecs, Section
 from turnwise.plugin.hook_checks import check_hooks
+from turnwise.plugin.kinds import CORE, HookSpecs, Section
 from turnwise.plugin.registry import Entry, Registry, did_you_mean
 from turnwise.plugin.requirements import InstalledDistributions
 from turnwise.plugin.wrapping import Wrapping
-from turnwise.protocols import (
-    Adapter,
-    Agent,
-    Chat,
-    Command,
-    Diagnostic,
-    Engine,
-    GroupReward,
-    Interaction,
-    Postprocessor,
-    ReasoningParser,
-    Reward,
-    Router,
-    Tool,
-    ToolParser,
-    WeightTransport,
-)
 from turnwise.types import PluginPin, PluginRecipe
 
 GROUP: Final = "turnwise"
-BUILTINS: Final = "builtins"
+BUILTINS: Final = CORE
 ALLOW_VARIABLE: Final = "TURNWISE_PLUGINS"
 
-Kind = Literal[
-    "adapters",
-    "agents",
-    "chats",
-    "commands",
-    "diagnostics",
-    "engines",
-    "group_rewards",
-    "interactions",
-    "observers",
-    "postprocessors",
-    "reasoning_parsers",
-    "rewards",
-    "routers",
-    "tool_parsers",
-    "tools",
-    "weight_transports",
-]
-"""A registry of a `Host`; the hook that fills it is ``register_KIND``."""
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+KINDS: Final = tuple(hookspecs.core_kinds().kinds)
+"""The kinds of the core, sorted; the hook that fills the registry of one is ``register_KIND``."""
 
 
 @frozen(kw_only=True)
@@ -119,31 +83,14 @@ class Host:
     Attributes:
         plugins: every plugin that was asked for or is installed, sorted by name; broken ones too.
         skipped: names of plugins that are installed and were not allowed.
-        added: the kinds that plugins add.
+        specs: the kinds of parts, with their registries: those of the core, and the added ones.
         wrapping: the hooks that wrap parts.
-        engines: and so on: one registry for each hook.
     """
 
     plugins: tuple[LoadedPlugin, ...] = ()
     skipped: tuple[str, ...] = ()
-    added: HookSpecs = field(factory=HookSpecs)
+    specs: HookSpecs = field(factory=hookspecs.core_kinds)
     wrapping: Wrapping = field(factory=lambda: Wrapping(_make_manager()))
-    engines: Registry[Engine] = field(factory=lambda: Registry("engine", Engine))
-    chats: Registry[Chat] = field(factory=lambda: Registry("chat", Chat))
-    tool_parsers: Registry[ToolParser] = field(factory=lambda: Registry("tool parser", ToolParser))
-    reasoning_parsers: Registry[ReasoningParser] = field(factory=lambda: Registry("reasoning parser", ReasoningParser))
-    agents: Registry[Agent] = field(factory=lambda: Registry("agent", Agent))
-    tools: Registry[Tool | tuple[Tool, ...]] = field(factory=lambda: Registry("tool", Tool))
-    interactions: Registry[Interaction] = field(factory=lambda: Registry("interaction", Interaction))
-    rewards: Registry[Reward] = field(factory=lambda: Registry("reward", Reward))
-    group_rewards: Registry[GroupReward] = field(factory=lambda: Registry("group reward", GroupReward))
-    postprocessors: Registry[Postprocessor] = field(factory=lambda: Registry("postprocessor", Postprocessor))
-    routers: Registry[Router] = field(factory=lambda: Registry("router", Router))
-    weight_transports: Registry[WeightTransport] = field(factory=lambda: Registry("weight transport", WeightTransport))
-    observers: Registry[Observer] = field(factory=lambda: Registry("observer", Observer))
-    commands: Registry[Command] = field(factory=lambda: Registry("command", Command))
-    adapters: Registry[Adapter] = field(factory=lambda: Registry("adapter", Adapter))
-    diagnostics: Registry[Diagnostic] = field(factory=lambda: Registry("diagnostic", Diagnostic))
 
     @property
     def broken(self) -> tuple[LoadedPlugin, ...]:
@@ -163,13 +110,11 @@ class Host:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of all registries: first those of the core, then the added ones, sorted."""
-        return *KINDS, *sorted(self.added.kinds)
+        return *KINDS, *sorted(self.specs.kinds.keys() - {*KINDS})
 
     def registry(self, kind: str) -> Registry[Any]:
-        """Return a registry by its name."""
-        added = self.added.kinds.get(kind)
-        registry: Registry[Any] = getattr(self, kind) if added is None else added.registry
-        return registry
+        """Return the registry of a kind, such as `engines`."""
+        return self.specs.kinds[kind].registry
 
     def entry(self, kind: str, name: str) -> Entry[Any]:
         """
@@ -272,8 +217,8 @@ class _Loading:
         # First all of them add their hooks, so that the order of the names does not matter.
         for name in self.found:
             self._attempt(name, self._import)
-        if self.host.added.kinds:
-            self._manager.add_hookspecs(self.host.added.as_module())
+        if self.host.specs.kinds.keys() - {*KINDS}:  # pluggy refuses a module without a hook
+            self._manager.add_hookspecs(self.host.specs.as_module())
         for name in list(self._modules):
             self._attempt(name, self._register)
 
@@ -288,7 +233,7 @@ class _Loading:
                 raise type(error)(f"plugin {name!r} of {plugin.source} {error}{plugin.remedy}") from error
             for registry in map(self.host.registry, self.host.kinds):
                 registry.remove(name)
-            self.host.added.remove(name)
+            self.host.specs.remove(name)
             if self._manager.has_plugin(name):
                 self._manager.unregister(name=name)
             self._modules.pop(name, None)
@@ -296,10 +241,7 @@ class _Loading:
 
     def _import(self, name: str) -> None:
         self._modules[name] = module = _imported(self.found[name], self.distributions)
-        self.host.added.collect(module, name)
-        for kind in self.host.added.kinds:
-            if kind in KINDS or hasattr(Host, kind):
-                raise PluginError(f"adds the hook 'register_{kind}', which turnwise has")
+        self.host.specs.collect(module, name)
 
     def _register(self, name: str) -> None:
         check_hooks(self._modules[name], name, self._manager, self.host.kinds)
@@ -370,8 +312,8 @@ def _make_manager() -> pluggy.PluginManager:
 
 
 def _check_section(section: Section, name: str, host: Host) -> None:
-    added = host.added.kinds.get(section.kind)
-    if section.kind and (added is None or added.owner != name):
+    kind = host.specs.kinds.get(section.kind)
+    if section.kind and (kind is None or kind.owner != name):
         raise PluginError(f"declares a section of the kind {section.kind!r}; expected a kind that it adds")
     if not attrs.has(section.options):
         raise PluginError(f"declares a section of {section.options!r}; expected an attrs class")

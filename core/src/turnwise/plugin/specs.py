@@ -38,7 +38,7 @@ from __future__ import annotations
 import pluggy
 
 from turnwise.events.observer import Observer
-from turnwise.plugin.added_kinds import HookSpecs, Section
+from turnwise.plugin.kinds import HookSpecs, Section
 from turnwise.plugin.registry import Registry
 from turnwise.protocols import (
     Adapter,
@@ -309,3 +309,25 @@ def wrap_postprocessor(postprocessor: Postprocessor, run: RunInfo) -> Postproces
 
     Do not: change fields that are there; a name that is taken is an error.
     """
+
+
+def core_kinds() -> HookSpecs:
+    """Return the kinds of parts of the core, which adds them as a plugin adds its own."""
+    specs = HookSpecs()
+    specs.add(register_adapters, part="adapter", contract=Adapter)
+    specs.add(register_agents, part="agent", contract=Agent)
+    specs.add(register_chats, part="chat", contract=Chat)
+    specs.add(register_commands, part="command", contract=Command)
+    specs.add(register_diagnostics, part="diagnostic", contract=Diagnostic)
+    specs.add(register_engines, part="engine", contract=Engine)
+    specs.add(register_group_rewards, part="group reward", contract=GroupReward)
+    specs.add(register_interactions, part="interaction", contract=Interaction)
+    specs.add(register_observers, part="observer", contract=Observer)
+    specs.add(register_postprocessors, part="postprocessor", contract=Postprocessor)
+    specs.add(register_reasoning_parsers, part="reasoning parser", contract=ReasoningParser)
+    specs.add(register_rewards, part="reward", contract=Reward)
+    specs.add(register_routers, part="router", contract=Router)
+    specs.add(register_tool_parsers, part="tool parser", contract=ToolParser)
+    specs.add(register_tools, part="tool", contract=Tool)
+    specs.add(register_weight_transports, part="weight transport", contract=WeightTransport)
+    return specs

@@ -14,7 +14,7 @@ import pluggy
 from attrs import frozen
 
 from turnwise.errors import PluginError, WrapperError, describe
-from turnwise.plugin.added_kinds import Section
+from turnwise.plugin.kinds import Section
 from turnwise.protocols.wrapper import RunInfo
 
 T = TypeVar("T")

@@ -196,7 +196,7 @@ class RunBuilder:
         """Build the observers that the config names or that enable themselves, of one place or of both."""
         choices = {f"observers.{index}": choice for index, choice in enumerate(self.config.observers)}
         named = {choice.name for choice in self.config.observers}
-        for name, entry in self.host.observers.entries().items():
+        for name, entry in self.host.registry("observers").entries().items():
             # A named observer is on in any case, with the options of the config.
             if name not in named and entry.enabled_if is not None and entry.enabled_if():
                 choices[f"observers ({name})"] = Choice(name)
@@ -323,13 +323,13 @@ class AgentPrograms(Mapping[str, EpisodeProgram]):
         return self._built[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._choices() or name in self._builder.host.agents
+        return name in self._choices() or name in self._builder.host.registry("agents")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._choices(), *self._builder.host.agents.names()}))
+        return iter(sorted({*self._choices(), *self._builder.host.registry("agents").names()}))
 
     def __len__(self) -> int:
-        return len({*self._choices(), *self._builder.host.agents.names()})
+        return len({*self._choices(), *self._builder.host.registry("agents").names()})
 
     def _choices(self) -> dict[str, tuple[str, Choice]]:
         """Return the agents that the config names, each with its place there."""
@@ -346,7 +346,7 @@ def transport_choice(config: RunConfig, host: Host) -> Choice | None:
     # A cluster that the run starts is one host, on which replicas read the trainer's copy in shared memory.
     is_connected = getattr(sys.modules.get("ray"), "is_initialized", bool)()
     name = "ray" if is_connected or config.runtime.ray.address not in (None, "local") else "shm"
-    return Choice(name) if name in host.weight_transports else None
+    return Choice(name) if name in host.registry("weight_transports") else None
 
 
 def _fields_of(shared: type, section: Any) -> dict[str, Any]:

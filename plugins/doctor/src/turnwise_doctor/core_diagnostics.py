@@ -82,7 +82,7 @@ def _plugins(host: Host) -> Finding:
 
 
 def _engines(host: Host) -> Finding:
-    if names := host.engines.names():
+    if names := host.registry("engines").names():
         return Finding("engines", "ok", f"plugins register {', '.join(names)}")
     return Finding("engines", "missing", "no plugin registers an engine", "install the plugin of an engine")
 

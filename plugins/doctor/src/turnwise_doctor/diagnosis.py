@@ -40,7 +40,9 @@ def diagnose(host: Host, names: Collection[str] = ()) -> list[Diagnosis]:
         host: with the plugins to ask.
         names: names of diagnostics or of plugins; empty runs all. An unknown name becomes a finding.
     """
-    entries = sorted(host.diagnostics.entries().values(), key=lambda entry: (entry.owner != _OWN, entry.name))
+    entries = sorted(
+        host.registry("diagnostics").entries().values(), key=lambda entry: (entry.owner != _OWN, entry.name)
+    )
     found = [_run(entry) for entry in entries if not names or {entry.name, entry.owner} & set(names)]
     found += [_broken(plugin) for plugin in host.broken if not names or plugin.name in names]
     answered = {name for each in found for name in (each.name, each.plugin)}
@@ -75,7 +77,9 @@ def _broken(plugin: LoadedPlugin) -> Diagnosis:
 
 
 def _unknown(host: Host, name: str) -> Diagnosis:
-    explanation = f"no loaded plugin registers a diagnosis of this name{did_you_mean(name, host.diagnostics.names())}"
+    explanation = (
+        f"no loaded plugin registers a diagnosis of this name{did_you_mean(name, host.registry('diagnostics').names())}"
+    )
     if name in host.skipped:
         explanation = "the plugin is installed, but the variable TURNWISE_PLUGINS leaves it out"
     finding = Finding(

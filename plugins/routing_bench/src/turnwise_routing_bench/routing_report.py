@@ -52,7 +52,7 @@ def load_routers(names: str) -> Mapping[str, MakeRouter]:
     Raises:
         ConfigError: a name is unknown or repeated, or a router has options without defaults.
     """
-    known = load(PluginRecipe()).routers.entries()
+    known = load(PluginRecipe()).registry("routers").entries()
     chosen = [name.strip() for name in names.split(",")] if names else list(known)
     for name in chosen:
         if name not in known:

@@ -15,7 +15,7 @@ from turnwise.episode.setup import EngineClient
 from turnwise.errors import ConfigError, describe
 from turnwise.events.dispatch import Observers
 from turnwise.events.logging import configure_logging
-from turnwise.plugin.host import Host, Kind, load
+from turnwise.plugin.host import Host, load
 from turnwise.protocols import Engine, GroupReward, Reward, Router, WeightTransport
 from turnwise.protocols.wrapper import Role
 from turnwise.runtime.build import RunBuilder, transport_choice
@@ -137,7 +137,7 @@ class ConfigBlueprint:
         return RunBuilder(config, load(recipe), judge, given, role=role)
 
 
-def _owner(host: Host, kind: Kind, choice: Choice | None) -> str:
+def _owner(host: Host, kind: str, choice: Choice | None) -> str:
     return "" if choice is None or choice.is_own_code else host.entry(kind, choice.name).owner
 
 

@@ -293,7 +293,7 @@ def _check_wrapper(target: _Target) -> Iterator[Outcome]:
 
 def _check_added(target: _Target) -> Iterator[Outcome]:
     """Check a part of a kind that a plugin added."""
-    checks = target.host.added.kinds[target.kind].checks
+    checks = target.host.specs.kinds[target.kind].checks
     if not checks:
         reason = f"it is built; parts of the kind {target.kind!r} have no checks"
         target.maker()()

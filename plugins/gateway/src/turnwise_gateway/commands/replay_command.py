@@ -100,8 +100,8 @@ def _find_config(path: Path) -> Path:
 
 def _replay_all(config: RunConfig, host: Host, files: list[RequestFile]) -> list[Replayed]:
     engine = RecordedEngine()
-    with host.engines.owned_by("gateway"):
-        host.engines.add(_ENGINE, lambda _config, _resources: engine)
+    with host.registry("engines").owned_by("gateway"):
+        host.registry("engines").add(_ENGINE, lambda _config, _resources: engine)
     desk = ServingDesk(RunningServer(model_name(config), ServerOptions()), capacity=1)
     config = evolve(
         add_served_agent(config, host, desk),

@@ -47,8 +47,10 @@ def add_served_agent(config: RunConfig, host: Host, desk: ServingDesk) -> RunCon
     The options of an agent `external` are kept, but for options that start or find an agent. Another agent is left out.
     """
     options = _options(config)
-    with host.agents.owned_by("gateway"):
-        host.agents.add(SERVED_NAME, lambda made, resources: ServedAgent(made, resources, desk), config=ServedConfig)
+    with host.registry("agents").owned_by("gateway"):
+        host.registry("agents").add(
+            SERVED_NAME, lambda made, resources: ServedAgent(made, resources, desk), config=ServedConfig
+        )
     agent = attrs.evolve(config.agent, name=SERVED_NAME, options=options)
     reward = config.reward or attrs.evolve(config.agent, name="reported", options={})
     return attrs.evolve(config, agent=agent, reward=reward)

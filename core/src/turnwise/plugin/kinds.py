@@ -1,4 +1,4 @@
-"""Kinds of parts that plugins add to those of the core."""
+"""Kinds of parts; the core adds its own as a plugin does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from turnwise.errors import DuplicateNameError, PluginError, describe
 from turnwise.plugin.registry import NoConfig, Registry
 
 ADD_HOOKSPECS: Final = "add_hookspecs"
+CORE: Final = "builtins"
+"""The entry-point name of the core's own plugin."""
 _PREFIX: Final = "register_"
 
 
@@ -37,15 +39,15 @@ class Section:
 
 
 @frozen(kw_only=True)
-class AddedKind:
+class Kind:
     """
-    A kind that a plugin added.
+    A kind of part.
 
     Attributes:
         spec: the hook's specification.
         registry: of the parts.
         checks: ``module:function`` of the conformance checks; empty for none.
-        owner: entry-point name of the plugin.
+        owner: entry-point name of the plugin that added it; `builtins` for the core.
     """
 
     spec: Callable[..., object]
@@ -57,14 +59,14 @@ class AddedKind:
 @define
 class HookSpecs:
     """
-    Collects the hooks that plugins add; the hook `add_hookspecs` receives it.
+    Collects the kinds of parts, each with its hook; the hook `add_hookspecs` receives it.
 
     Attributes:
-        kinds: the added kinds by their name, the end of the hook's name.
+        kinds: by their name, the end of the hook's name.
     """
 
-    kinds: dict[str, AddedKind] = field(factory=dict)
-    _owner: str = field(default="", init=False)
+    kinds: dict[str, Kind] = field(factory=dict)
+    _owner: str = field(default=CORE, init=False)
 
     def add(
         self, spec: Callable[[Registry[Any]], None], *, part: str, contract: type | None = None, checks: str = ""
@@ -90,9 +92,12 @@ class HookSpecs:
             raise PluginError(f"{name!r} must have one argument, registry")
         kind = name.removeprefix(_PREFIX)
         if kind in self.kinds:
-            raise DuplicateNameError(f"the hook {name!r} is added by {self.kinds[kind].owner!r} too; uninstall one")
+            owner = self.kinds[kind].owner
+            if owner == CORE:
+                raise PluginError(f"adds the hook {name!r}, which turnwise has")
+            raise DuplicateNameError(f"the hook {name!r} is added by {owner!r} too; uninstall one")
         registry: Registry[Any] = Registry(part, contract)
-        self.kinds[kind] = AddedKind(spec=spec, registry=registry, checks=checks, owner=self._owner)
+        self.kinds[kind] = Kind(spec=spec, registry=registry, checks=checks, owner=self._owner)
 
     def collect(self, module: object, owner: str) -> None:
         """Call a plugin's hook `add_hookspecs`, if it has it; `PluginError` if that raises."""
@@ -106,9 +111,10 @@ class HookSpecs:
             raise PluginError(f"has a hook {ADD_HOOKSPECS!r} that raised {describe(error)}") from error
 
     def as_module(self) -> ModuleType:
-        """Return the specifications in the form that pluggy reads."""
+        """Return the specifications that plugins have added, in the form that pluggy reads."""
         module = ModuleType("added_hookspecs")
-        vars(module).update({f"{_PREFIX}{name}": kind.spec for name, kind in self.kinds.items()})
+        added = {f"{_PREFIX}{name}": kind.spec for name, kind in self.kinds.items() if kind.owner != CORE}
+        vars(module).update(added)
         return module
 
     def remove(self, owner: str) -> None:

@@ -42,8 +42,8 @@ test: $(READY)  ## the quick tests, in a few minutes
 
 # The core and small packages, without tests that wait, or that import Ray or the vocabularies of large models.
 QUICK = core/tests libs/chat_templates libs/engine_support libs/rollout_buffer libs/strict_json libs/task_files \
-	plugins/calculator_demo plugins/group_rewards plugins/reported_reward plugins/simulated_users plugins/single_turn \
-	plugins/tool_agent --ignore core/tests/runtime/ray --ignore-glob "core/tests/runtime/test_partial*.py" \
+	plugins/calculator_demo plugins/group_rewards plugins/reported_reward plugins/routers plugins/simulated_users \
+	plugins/single_turn plugins/tool_agent --ignore core/tests/runtime/ray --ignore-glob "core/tests/runtime/test_partial*.py" \
 	--ignore core/tests/runtime/test_wait_reports.py --ignore libs/chat_templates/tests/test_quirks.py \
 	--ignore libs/chat_templates/tests/test_real_templates.py
 quick: $(READY)  ## tests that start no process, in a minute of one core; before a commit

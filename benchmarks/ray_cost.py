@@ -73,7 +73,7 @@ class OracleBlueprint:
 
     def make_router(self) -> Router:
         """Build the default router."""
-        from turnwise.routing import LeastTokens, LeastTokensConfig
+        from turnwise_routers import LeastTokens, LeastTokensConfig
 
         return LeastTokens(LeastTokensConfig())
 

@@ -36,12 +36,12 @@ from turnwise import Capabilities, GenerateRequest, SamplingParams, Task
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.events.logging import configure_logging
 from turnwise.protocols import Engine
-from turnwise.routing import LeastTokens
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.ray import workers
 from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise_routers import LeastTokens
 from turnwise_routing_bench.scale_costs import Costs, fields_of_costs
 
 MESSAGES: Counter[str] = Counter()

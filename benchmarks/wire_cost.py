@@ -22,12 +22,12 @@ from turn_cost import CACHE, PLAN, OracleEngine, build_components
 from workload import Oracle, load_tokenizer, schemas, uniform
 
 from turnwise import EpisodeResult
-from turnwise.routing import LeastTokens
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.result_wire import pack_episodes
 from turnwise.runtime.worker import Worker
+from turnwise_routers import LeastTokens
 
 TURNS = (4, 8, 16, 32, 64)
 

@@ -17,6 +17,7 @@ PROMISED: Final = frozenset(
         "parallel_thinking",
         "python_sandbox",
         "result_files",
+        "routers",
         "sglang_engine",
         "single_turn",
         "task_files",

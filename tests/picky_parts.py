@@ -13,7 +13,7 @@ from turnwise import Observer, State
 from turnwise.errors import ConfigError, DataError
 from turnwise_middleware import Middleware
 from turnwise_rollout_buffer import GroupReward as _GroupReward, GroupRewardConfig
-from turnwise_routing_bench.baseline_routers import RoundRobin
+from turnwise_routers import RoundRobin
 from turnwise_testing.probes.agent import ProbeParser
 from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 

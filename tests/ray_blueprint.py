@@ -12,13 +12,13 @@ from attrs import evolve, frozen
 from turnwise import State
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
-from turnwise.routing import LeastTokens, LeastTokensConfig
 from turnwise.runtime.remote import channel
 from turnwise.runtime.remote.channel import Channel
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
 from turnwise_plain_functions import tool
+from turnwise_routers import LeastTokens, LeastTokensConfig
 from turnwise_testing.engines.scripted import Failure, RandomPolicy, ScriptedEngine
 
 END = 255

@@ -12,11 +12,11 @@ from turnwise import Capabilities, FinishReason, GenerateResult, Observer, Reply
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.events.dispatch import Observers
-from turnwise.routing import LeastTokens, LeastTokensConfig
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import TrajectoryScore
 from turnwise_plain_functions import tool
+from turnwise_routers import LeastTokens, LeastTokensConfig
 
 EXCEPTIONS = {
     kind.__name__: kind for kind in (RuntimeError, asyncio.CancelledError, SystemExit, GeneratorExit, KeyboardInterrupt)

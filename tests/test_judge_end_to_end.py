@@ -54,6 +54,7 @@ def scores(*overrides):
         "transformers_engine",
         "tool_agent",
         "hermes_parser",
+        "routers",
         "calculator_demo",
         "acme_same_answer",
     ]

@@ -24,7 +24,7 @@ import aiohttp
 from turnwise import Observer, Reply, State, TrajectoryScore
 from turnwise_chat_templates import ChatTemplate as _ChatTemplate
 from turnwise_middleware import Middleware as _Middleware
-from turnwise_routing_bench.baseline_routers import RoundRobin as _RoundRobin
+from turnwise_routers import RoundRobin as _RoundRobin
 from turnwise_testing import byte_tokenizer as _byte_tokenizer
 from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 from turnwise_testing.probes.agent import ProbeParser as _ProbeParser

@@ -16,13 +16,13 @@ from turnwise.config.resolve import resolve
 from turnwise.errors import ConfigError
 from turnwise.plugin.host import load
 from turnwise.protocols import ReplicaLoad
-from turnwise.routing import LeastTokens, LeastTokensConfig
 from turnwise.runtime.build import RunBuilder, transport_choice
 from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.wire import pack_results
 from turnwise.types import Capabilities, GenerateRequest, SamplingParams
 from turnwise.weights.memory_states import SwitchState
+from turnwise_routers import LeastTokens, LeastTokensConfig
 
 CONFIG = Path(__file__).parents[1] / "examples/calculator.yaml"
 

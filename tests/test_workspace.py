@@ -178,6 +178,7 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
         "engines",
         "observers",
         "reasoning_parsers",
+        "routers",
         "tool_parsers",
     ):
         for entry in host.registry(kind).entries().values():

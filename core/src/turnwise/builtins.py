@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise.plugin.specs import hookimpl
-from turnwise.protocols import Command, Resources, Router
-from turnwise.routing import LeastTokensConfig, make_least_tokens
+from turnwise.protocols import Command, Resources
 
 
 def _plugins(_config: NoConfig, _resources: Resources) -> Command:
     from turnwise.cli.plugins_command import PluginsCommand
 
     return PluginsCommand()
-
-
-@hookimpl
-def register_routers(registry: Registry[Router]) -> None:
-    """Add the default router."""
-    registry.add("least_tokens", make_least_tokens, config=LeastTokensConfig)
 
 
 @hookimpl

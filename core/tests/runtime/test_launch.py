@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from turnwise.config.file import structure_config
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, PluginError
 from turnwise.plugin.host import load
 from turnwise.protocols.weights import WeightTransport
-from turnwise.routing import LeastTokens
 from turnwise.runtime.build import RunBuilder
 from turnwise.runtime.launch import launch
 from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
 from turnwise.types import PluginRecipe
+from turnwise_routers import LeastTokens
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.whole_runs.installation import install_plugin
 
@@ -69,7 +69,7 @@ def parts(tmp_path, monkeypatch):
     """A config on Ray, and the loaded plugins, one of which this test has installed."""
     install_plugin(tmp_path, "blueprint_parts", PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
-    yield make_config(tmp_path), load(PluginRecipe(allow=("builtins", "blueprint_parts")))
+    yield make_config(tmp_path), load(PluginRecipe(allow=("builtins", "blueprint_parts", "routers")))
     sys.modules.pop("blueprint_parts", None)
 
 
@@ -87,6 +87,15 @@ def test_a_missing_ray_is_one_line(parts, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"^runtime ray needs ray: pip install 'turnwise\[ray\]'$"):
         launch(config, host)
+
+
+def test_the_default_router_must_be_loaded(parts):
+    """A run whose config leaves its plugin out ends before Ray starts, and the line names the plugin."""
+    config, _host = parts
+    bare = load(PluginRecipe(allow=("blueprint_parts",)))
+
+    with pytest.raises(PluginError, match=r"unknown router 'least_tokens'.*; installed but not loaded: routers$"):
+        launch(config, bare)
 
 
 class TestConfigBlueprint:

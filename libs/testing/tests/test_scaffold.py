@@ -93,7 +93,7 @@ def test_further_parts_go_into_one_project(capsys):
         ),
         (["agent", "class"], "'class' is no name for a plugin: expected lower-case words, joined by underscores"),
         (["agent", "../x y"], "'../x y' is no name for a plugin"),
-        (["router", "least_tokens"], "the router 'least_tokens' is taken, by the plugin 'builtins'; choose another"),
+        (["router", "least_tokens"], "the router 'least_tokens' is taken, by the plugin 'routers'; choose another"),
         (["agent", "builtins"], "a plugin 'builtins' is installed already; choose another name, or uninstall it"),
         (["agent", "testing_"], "'testing_' is no name for a plugin"),
         (["agent", "x" * 300], f"{'x' * 300}: File name too long"),

@@ -6,9 +6,9 @@ import pickle
 import pytest
 from attrs import evolve
 
-from turnwise.routing import LeastTokens
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise_routers import LeastTokens
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
 
 

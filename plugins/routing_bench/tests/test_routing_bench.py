@@ -12,11 +12,10 @@ from turnwise.errors import ConfigError, DataError, EngineError
 from turnwise.plugin.host import Host
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
-from turnwise.routing import LeastTokens
 from turnwise.types import EpisodeMetrics, Status, Task
 from turnwise_result_files import TrajectoryWriter
+from turnwise_routers import LeastTokens, RoundRobin
 from turnwise_routing_bench import routing_report
-from turnwise_routing_bench.baseline_routers import RoundRobin
 from turnwise_routing_bench.command import BenchCommand
 from turnwise_routing_bench.recorded_traces import build_trace, load_trace, save_trace
 from turnwise_routing_bench.routing_report import compare, load_routers

@@ -218,7 +218,7 @@ class RunConfig:
         modules: modules and packages, with everything in them, and files, whose code parts may name by its place.
         postprocessors: add fields to batches, in this order.
         observers: receive the events of the run.
-        router: chooses a replica for an episode; null is `least_tokens`.
+        router: chooses a replica for an episode on Ray; null is `least_tokens` of turnwise-routers.
         rollout: how tasks become episodes.
         runtime: where episodes run.
         telemetry: options of the log.

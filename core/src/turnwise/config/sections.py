@@ -12,7 +12,8 @@ from turnwise.config.parts import Choice, file_fields
 from turnwise.config.run import RunConfig
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
-from turnwise.plugin.host import GROUP, Host
+from turnwise.plugin.host import Host
+from turnwise.plugin.requirements import GROUP
 from turnwise.types import JsonDict, JsonObject
 
 

@@ -27,11 +27,10 @@ from turnwise.plugin import specs as hookspecs
 from turnwise.plugin.hook_checks import check_hooks
 from turnwise.plugin.kinds import CORE, HookSpecs, Section
 from turnwise.plugin.registry import Entry, Registry, did_you_mean
-from turnwise.plugin.requirements import InstalledDistributions
+from turnwise.plugin.requirements import GROUP, InstalledDistributions
 from turnwise.plugin.wrapping import Wrapping
 from turnwise.types import PluginPin, PluginRecipe
 
-GROUP: Final = "turnwise"
 BUILTINS: Final = CORE
 ALLOW_VARIABLE: Final = "TURNWISE_PLUGINS"
 
@@ -135,10 +134,10 @@ class Host:
             raise PluginError(f"{error}{self.remedies(name)}") from None
 
     def remedies(self, name: str) -> str:
-        """Return the end of an error about a missing part: plugins that are not loaded, and a package to install."""
+        """Return the end of an error about a missing part: the plugin that is not loaded, and a package to install."""
         broken = "".join(f"; plugin {plugin.name!r} is broken, it {plugin.error}" for plugin in self.broken)
-        skipped = f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else ""
-        return f"{broken}{skipped}{InstalledDistributions().install_hint(name)}"
+        distributions = InstalledDistributions()
+        return f"{broken}{distributions.load_hint(name, self.skipped)}{distributions.install_hint(name)}"
 
     def source_of(self, owner: str) -> str:
         """Return the name of a plugin with its distribution, version and module, for error texts."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from importlib.metadata import Distribution, distributions
+from collections.abc import Iterator, Sequence
+from importlib.metadata import Distribution, distributions, entry_points
 from typing import Final
 
 from attrs import define, field, frozen
 
+GROUP: Final = "turnwise"
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 _SEPARATORS: Final = re.compile(r"[-_.]+")
 
@@ -82,12 +83,22 @@ class InstalledDistributions:
 
     def install_hint(self, part: str) -> str:
         """Return the end of an error text: the missing package that turnwise's extra with a part's name requires."""
+        missing = [package + extras for package, extras in self._packages_of(part) if self.find(package) is None]
+        return f"; to install it: pip install '{missing[0]}'" if missing else ""
+
+    def load_hint(self, part: str, skipped: Sequence[str]) -> str:
+        """Return a part of an error text: the plugin that has a part, or all of them if no extra names its package."""
+        packages = [package for package, _extras in self._packages_of(part)]
+        points = [point for point in entry_points(group=GROUP) if point.name in skipped]
+        owners = [point.name for point in points if self.describe(point.dist).name in packages]
+        return f"; installed but not loaded: {', '.join(owners or skipped)}" if skipped else ""
+
+    def _packages_of(self, part: str) -> list[tuple[str, str]]:
         extra = part.replace("_", "-")
         pattern = re.compile(rf"""(turnwise-[\w-]+)(\[[\w,-]+\])?.*; extra == ['"]{re.escape(extra)}['"]""")
         core = self.find("turnwise")
-        found = [match for line in (core.requirements if core else ()) if (match := pattern.fullmatch(line))]
-        missing = [f"{match[1]}{match[2] or ''}" for match in found if self.find(match[1]) is None]
-        return f"; to install it: pip install '{missing[0]}'" if missing else ""
+        lines = core.requirements if core else ()
+        return [(match[1], match[2] or "") for line in lines if (match := pattern.fullmatch(line))]
 
 
 def _normalized(name: str) -> str:

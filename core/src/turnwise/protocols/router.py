@@ -28,7 +28,12 @@ class ReplicaLoad:
 
 @runtime_checkable
 class Router(Protocol):
-    """Chooses a replica for a trajectory."""
+    """
+    Chooses a replica for a trajectory.
+
+    A router may also have `decide` with the arguments of `choose`, whose result has the `index` and a `reason`. It is
+    called in place of `choose` when an observer hears the choices, such as `routing_log`.
+    """
 
     def choose(self, request: GenerateRequest, replicas: Sequence[ReplicaLoad]) -> int:
         """Return the index of an available replica; `EngineError` when there is none."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from turnwise import Capabilities
 from turnwise.events.observer import Wait
-from turnwise.routing import LeastTokens
 from turnwise.runtime.ray.waits import gather_actor_waits
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.supervision import ActorSlot, make_slots
+from turnwise_routers import LeastTokens
 from turnwise_testing.simulation.virtual_loop import VirtualLoop
 
 

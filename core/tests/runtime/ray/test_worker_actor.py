@@ -13,13 +13,13 @@ from turnwise.episode.setup import Limits
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer
 from turnwise.record.spec import EpisodeSpec
-from turnwise.routing import LeastTokens
 from turnwise.runtime.ray.pool_client import PoolSpec
 from turnwise.runtime.ray.worker_actor import WorkerActor
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.result_wire import unpack_episodes
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.types import Capabilities, FinishReason, GenerateResult, Status, Task
+from turnwise_routers import LeastTokens
 
 TURNS = 4
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import EngineError
-from turnwise.routing import LeastTokens
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.replica_pool import PoisonedRequestError, ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from turnwise_routers import LeastTokens
 
 KILLER = "killer"
 

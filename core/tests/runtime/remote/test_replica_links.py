@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from turnwise.routing import LeastTokens
 from turnwise.runtime.remote import replica_links
 from turnwise.runtime.remote.channel import ChannelServer
 from turnwise.runtime.remote.replica_links import ReplicaLinks
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.types import GenerateRequest, SamplingParams
+from turnwise_routers import LeastTokens
 from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
 POLICY = RandomPolicy(seed=1, vocab_size=200, end_token_id=5, mean_tokens=6)

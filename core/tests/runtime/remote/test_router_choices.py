@@ -1,13 +1,13 @@
 """A router that fails, or chooses a replica that cannot run the request. Without Ray."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from turnwise.errors import BoundaryError, EngineError, boundary
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer
-from turnwise.routing import Decision
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.types import Capabilities, GenerateRequest, SamplingParams
 
@@ -40,7 +40,7 @@ class Explained(Fixed):
     """Has a reason for its choices."""
 
     def decide(self, request, replicas):
-        return Decision(self.choose(request, replicas), "mine")
+        return SimpleNamespace(index=self.choose(request, replicas), reason="mine")
 
 
 def generate(router, *observers):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from turnwise.errors import AsleepError, EngineError
 from turnwise.protocols import ReplicaLoad
-from turnwise.routing import LeastTokens
 from turnwise.runtime.remote.contexts import Context, ProvedPrefix, SentContext
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.wire import pack_requests, pack_results, unpack_requests, unpack_results
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from turnwise_routers import LeastTokens
 from turnwise_testing.engines.scripted import Failure, RandomPolicy, ScriptedEngine
 
 POLICY = RandomPolicy(seed=1, vocab_size=200, end_token_id=5, mean_tokens=6)

@@ -19,9 +19,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from turnwise.errors import ConfigError, PluginError
 from turnwise.files import write_text
-from turnwise.plugin.host import GROUP as PLUGINS
 from turnwise.plugin.host import Host
 from turnwise.plugin.registry import did_you_mean
+from turnwise.plugin.requirements import GROUP as PLUGINS
 from turnwise_testing.scaffold.kinds import KINDS, PartKind
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from attrs import define, field
 
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import EngineClient, Limits
-from turnwise.protocols import GroupReward, ReplicaLoad, Reward, Router
-from turnwise.routing import LeastTokens
+from turnwise.plugin.host import load
+from turnwise.plugin.registry import Entry
+from turnwise.protocols import GroupReward, ReplicaLoad, Resources, Reward, Router
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
-from turnwise.types import GenerateRequest
+from turnwise.types import GenerateRequest, PluginRecipe
 from turnwise_testing.simulation.agents import END, Count, Length, Wanderer
 from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer, WatchedEngine
 from turnwise_testing.simulation.run_parts import Pace, RunContent, weights_of
@@ -31,6 +33,17 @@ class RandomRouter:
 
     def release(self, trajectory_id: str) -> None:
         """Do nothing: the router remembers nothing."""
+
+
+def _default_router() -> Router:
+    entry = _default_entry()
+    router: Router = entry.factory(entry.config(), Resources())
+    return router
+
+
+@cache  # a simulation starts many workers
+def _default_entry() -> Entry[Router]:
+    return load(PluginRecipe(allow=("routers",))).entry("routers", "least_tokens")
 
 
 @define(eq=False)
@@ -81,7 +94,7 @@ class SimulatedBlueprint:
         )
 
     def make_router(self) -> Router:
-        return RandomRouter(self.faults) if self.faults and self.random_router else LeastTokens()
+        return RandomRouter(self.faults) if self.faults and self.random_router else _default_router()
 
     def make_transport(self) -> SimulatedTransport:
         return self.transport

@@ -27,7 +27,8 @@ def write_scripted_run(folder: Path, *, num_tasks: int = 5, **sections: object) 
     Args:
         folder: of the config; it exists.
         num_tasks: rows of the data set; row i asks `Question i`.
-        sections: sections of the config that replace the usual ones; `plugins` need not name the chat's.
+        sections: sections of the config that replace the usual ones; `plugins` need not name those of the chat and
+            of routers.
     """
     info = write_distribution(folder / SITE, PLUGIN.replace("_", "-"), "1.0")
     (info / "entry_points.txt").write_text(
@@ -47,7 +48,8 @@ def write_scripted_run(folder: Path, *, num_tasks: int = 5, **sections: object) 
     }
     config = {**config, **sections}
     if config["plugins"] is not None:
-        config = {**config, "plugins": ["chat_templates", *config["plugins"]]}  # the model has a chat template
+        # The model has a chat template, and a run on Ray has a router.
+        config = {**config, "plugins": ["chat_templates", "routers", *config["plugins"]]}
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     return file

@@ -1,26 +1,18 @@
-"""Tests of `turnwise.routing`."""
+"""The default router: stickiness, prefixes and load."""
 
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
 
 from turnwise.protocols import ReplicaLoad
-from turnwise.routing import Decision, LeastTokens, LeastTokensConfig, Reason
+from turnwise_routers import LeastTokens, LeastTokensConfig
+from turnwise_routers.decision import Decision, Reason
 from turnwise_testing.checks.router import GONE, histories, loads, without
 from turnwise_testing.checks.router import routed_request as request
-from turnwise_testing.suites.router import RouterSuite
 
 
 def least_tokens(**options):
     return LeastTokens(LeastTokensConfig(**options))
-
-
-class TestLeastTokens(RouterSuite):
-    """The standard suite."""
-
-    entry_point = "builtins"
-    module = "turnwise.builtins"
-    registered = "least_tokens"
 
 
 @given(history=histories)

@@ -12,28 +12,12 @@ from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Literal
 
 from attrs import field, frozen, validators
 
-from turnwise.errors import EngineError
 from turnwise.protocols import ReplicaLoad
 from turnwise.types import GenerateRequest
-
-
-@frozen
-class Decision:
-    """
-    A choice, for the logs.
-
-    Attributes:
-        index: of the chosen replica.
-        reason: `sticky`: the episode's replica. `first`: the router's rule for a new episode. `left`: the episode's
-            replica is no longer available.
-    """
-
-    index: int
-    reason: Literal["sticky", "first", "left"]
+from turnwise_routers.decision import Decision, Reason, episode_of, none_available
 
 
 class StickyRouter(ABC):
@@ -43,7 +27,7 @@ class StickyRouter(ABC):
     Example:
         >>> router = RoundRobin()
         >>> router.decide(request, [ReplicaLoad(), ReplicaLoad()])  # doctest: +SKIP
-        Decision(index=0, reason='first')
+        Decision(index=0, reason=<Reason.FIRST: 'first'>)
     """
 
     def __init__(self) -> None:
@@ -55,17 +39,17 @@ class StickyRouter(ABC):
 
     def decide(self, request: GenerateRequest, replicas: Sequence[ReplicaLoad]) -> Decision:
         """Return a choice with its reason; `EngineError` when no replica is available."""
-        key = _episode_of(request.trajectory_id)
+        key = episode_of(request.trajectory_id)
         home = self._home.get(key)
         if home is not None and home < len(replicas) and replicas[home].available:
-            return Decision(home, "sticky")
+            return Decision(home, Reason.STICKY)
         index = self._first(key, replicas)
         self._home[key] = index
-        return Decision(index, "first" if home is None else "left")
+        return Decision(index, Reason.FIRST if home is None else Reason.LEFT)
 
     def release(self, trajectory_id: str) -> None:
         """Forget an episode that has ended, with all its paths; unknown ids are ignored."""
-        self._home.pop(_episode_of(trajectory_id), None)
+        self._home.pop(episode_of(trajectory_id), None)
 
     def __len__(self) -> int:
         """Return the number of resident episodes."""
@@ -74,14 +58,6 @@ class StickyRouter(ABC):
     @abstractmethod
     def _first(self, key: str, replicas: Sequence[ReplicaLoad]) -> int:
         """Return an available replica for an episode that has none; `EngineError` when there is none."""
-
-
-def _episode_of(trajectory_id: str) -> str:
-    return trajectory_id.partition("/")[0]
-
-
-def _none_available(num_replicas: int) -> EngineError:
-    return EngineError(f"no replica is available: all {num_replicas} are dead, asleep or draining")
 
 
 class RoundRobin(StickyRouter):
@@ -97,7 +73,7 @@ class RoundRobin(StickyRouter):
             if replicas[index].available:
                 self._next = index + 1
                 return index
-        raise _none_available(len(replicas))
+        raise none_available(len(replicas))
 
 
 class LeastRequests(StickyRouter):
@@ -106,7 +82,7 @@ class LeastRequests(StickyRouter):
     def _first(self, key: str, replicas: Sequence[ReplicaLoad]) -> int:
         open_ones = [(load.num_requests, index) for index, load in enumerate(replicas) if load.available]
         if not open_ones:
-            raise _none_available(len(replicas))
+            raise none_available(len(replicas))
         return min(open_ones)[1]
 
 
@@ -146,7 +122,7 @@ class ConsistentHash(StickyRouter):
             index = owners[(start + step) % len(owners)]
             if replicas[index].available:
                 return index
-        raise _none_available(len(replicas))
+        raise none_available(len(replicas))
 
     def _ring(self, num_replicas: int) -> tuple[list[int], list[int]]:
         if num_replicas not in self._rings:

@@ -6,13 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.protocols import ReplicaLoad
-from turnwise_routing_bench.baseline_routers import (
-    ConsistentHash,
-    ConsistentHashConfig,
-    Decision,
-    LeastRequests,
-    RoundRobin,
-)
+from turnwise_routers import ConsistentHash, ConsistentHashConfig, LeastRequests, RoundRobin
+from turnwise_routers.decision import Decision, Reason
 from turnwise_testing.checks.router import GONE, histories, loads, without
 from turnwise_testing.checks.router import routed_request as request
 
@@ -39,11 +34,11 @@ def test_reasons(make, history):
 
 def check_reason(decision, home, replicas):
     if home is None:
-        assert "first" == decision.reason
+        assert Reason.FIRST == decision.reason
     elif home >= len(replicas) or not replicas[home].available:
-        assert "left" == decision.reason
+        assert Reason.LEFT == decision.reason
     else:
-        assert Decision(home, "sticky") == decision
+        assert Decision(home, Reason.STICKY) == decision
 
 
 # The rules

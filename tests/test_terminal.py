@@ -132,7 +132,7 @@ def run(words: list[str]) -> None:
 
 def test_every_command_has_cases() -> None:
     """A new command brings the hostile texts that it may print."""
-    assert set(CASES) == set(load(PluginRecipe()).commands.entries())
+    assert set(CASES) == set(load(PluginRecipe()).registry("commands").entries())
 
 
 @pytest.mark.many_cases

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from attrs import frozen
-from option_table import ALL_TAGS, INSTEAD, NEEDS, NEEDS_ON_RAY, NOTES, VALUES
+from option_table import ALL_TAGS, GPT_OSS_TOKENS, INSTEAD, NEEDS, NEEDS_ON_RAY, NOTES, VALUES
 from option_walk import Key, keys_of_parts, keys_of_sections, patch, places
 from option_walk import Path as Place
 
@@ -226,6 +226,7 @@ def write_site(folder: Path) -> Path:
     shutil.copy(HERE / "matrix_code.py", site / "matrix_code.py")
     shutil.copy(HERE / "matrix_code.py", folder / "own.py")
     byte_tokenizer(tags=(*TAGS, *ALL_TAGS)).save_pretrained(folder / "model")
+    byte_tokenizer(None, GPT_OSS_TOKENS, eos_token="<|return|>").save_pretrained(folder / "gpt_oss")
     (folder / "template.jinja").write_text(CHATML + "{%- if enable_thinking %}{% endif %}", encoding="utf-8")
     questions = [f"What is {i}+2?" for i in range(6)]
     rows = [

@@ -17,6 +17,7 @@ _DEMO: Final = "package:turnwise_calculator_demo"
 _TAGS: Final = ("<Parallel>", "</Parallel>", "<Path>", "</Path>", "<Summary>", "</Summary>")
 _OTHER_TAGS: Final = ("<Split>", "</Split>", "<Way>", "</Way>", "<End>", "</End>")
 _COMMAND: Final = {"agent": {"command": [sys.executable, "-c", "print(1)"], "function": "", "pull": None}}
+GPT_OSS_TOKENS: Final = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
 ALL_TAGS: Final = (*_TAGS, *_OTHER_TAGS)
 """Tokens of the run's tokenizer for paths."""
 COMMIT: Final = "0123456789abcdef0123456789abcdef01234567"
@@ -45,6 +46,9 @@ def _reasoning_tags(*parsers: str) -> dict[str, tuple[Any, ...]]:
 
 
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
+    "chats/harmony.model_identity": ("You are a model.",),
+    "chats/harmony.knowledge_cutoff": ("2025-01",),
+    "chats/harmony.date": ("2026-05-31", None),
     "data.path": ("data.jsonl", "package:matrix_data/data.jsonl"),
     "data.sources": ([],),
     "data.sources.path": ("data.jsonl", "data.csv"),
@@ -262,6 +266,7 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
         "judge": {"engine": {"name": "matrix"}, "model": {"path": "model"}},
     },
     "interactions/verl": {"interaction": {"file": "verl_users.yaml", "modules": ["matrix_code"]}},
+    "chats/harmony": {"model": {"path": "gpt_oss"}},
     "engines/openai": {"engine": {"urls": ["http://127.0.0.1:8000"]}},
     "engines/transformers": {"model": {"path": _DEMO}},
     "tools/mcp": {"tools": {"mcp": {"servers": {"notes": NOTES}}}},

@@ -177,8 +177,9 @@ def config_of_block(place: str, runtime: str) -> dict[str, Any]:
     block, files = BLOCKS[place]
     for each in files if "tutorial" not in place else ():
         write(each)
-    if block.get("model", {}).get("path", "").startswith("/models/"):  # of the reader; a tokenizer is enough for a plan
-        block = {**block, "model": {"path": "model"}}
+    path = block.get("model", {}).get("path", "")
+    if path.startswith("/models/"):  # of the reader; a tokenizer is enough for a plan
+        block = {**block, "model": {"path": "gpt_oss" if "gpt-oss" in path else "model"}}
     if {"data", "agent", "engine"} <= block.keys():
         return block
     base = {

@@ -93,7 +93,7 @@ class BrokenChats:
             return f"<|im_start|>{message.get('role')}\n{message.get('content')}<|im_end|>\n"
 
         def prompt(self, messages, tools=()):
-            return self._encode(self._write_all(messages))
+            return self._encode(self._write_from(messages, 0))
 
     class NoStops(ChatMl):
         stop_token_ids = ()

@@ -1,8 +1,9 @@
 """
 Chats for turnwise: messages to token ids, and proofs that a template only appends.
 
-The plugin registers `jinja`, the chat template of a model. `FamilyChat` is a base class for chats
-without a template. Names are imported when they are asked for, because tokenizers need `transformers`.
+The plugin registers `jinja`, the chat template of a model, and `harmony`, which writes the format of gpt-oss without
+one. `FamilyChat` is a base class for chats without a template. Names are imported when they are asked for, because
+tokenizers need `transformers`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", chec
         name = f"the chat template {str(spec.chat_template)!r}"
     if not tokenizer.chat_template:
         raise ConfigError(f"{str(spec.path)!r} has no chat template; name a file of one in model.chat_template")
-    stops = _generation_stops(spec.path)
+    stops = generation_stops(spec.path)
     return ChatTemplate(
         tokenizer,
         spec.template_options,
@@ -113,7 +113,7 @@ def _read_template(path: Path) -> str:
         raise ConfigError(f"model.chat_template: cannot read {str(path)!r}: {error}") from error
 
 
-def _generation_stops(path: Path) -> tuple[int, ...]:
+def generation_stops(path: Path) -> tuple[int, ...]:
     """Return `eos_token_id` of the model's generation config: none, one or several."""
     file = path / "generation_config.json"
     if not file.is_file():

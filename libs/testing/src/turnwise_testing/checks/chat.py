@@ -26,9 +26,20 @@ TEXTS = ("What is 6 * 7?", "It is 42.", "", "Grüße, 世界 🌍", "a\n\nb", " 
 
 @frozen(kw_only=True)
 class ChatProbe:
-    """The probe of a chat: `make_chat` builds it with a model, as the registered factory does."""
+    """
+    The probe of a chat.
+
+    Attributes:
+        make_chat: builds it with a model, as the registered factory does.
+        write_turn: returns the text that the model samples for a content, without the end of the turn; for families
+            whose turns have headers.
+        past_end: the special token that ends an earlier turn in a prompt; empty when it is the one that the model
+            samples.
+    """
 
     make_chat: Callable[[], Chat]
+    write_turn: Callable[[str], str] = str
+    past_end: str = ""
 
 
 CHAT_CHECKS: dict[str, Check] = {}
@@ -36,9 +47,17 @@ CHAT_CHECKS: dict[str, Check] = {}
 _check = register(CHAT_CHECKS)
 
 
-def tokenizer_resources(folder: Path) -> Resources:
-    """Return resources whose model is a tokenizer of bytes, written to a folder."""
-    byte_tokenizer().save_pretrained(folder)
+def tokenizer_resources(folder: Path, special_tokens: Sequence[str] = (), eos_token: str = "<|im_end|>") -> Resources:
+    """
+    Return resources whose model is a tokenizer of bytes, written to a folder.
+
+    Args:
+        folder: of the model; it exists.
+        special_tokens: of the family, which has no chat template then; none are ChatML's, with its template.
+        eos_token: the one of them that ends a turn.
+    """
+    own = byte_tokenizer(None, special_tokens, eos_token=eos_token) if special_tokens else byte_tokenizer()
+    own.save_pretrained(folder)
     return Resources(model=ModelSpec(path=folder))
 
 
@@ -79,7 +98,9 @@ def check_prompts_grow(probe: ChatProbe) -> None:
         chat = probe.make_chat()
         stop = chat.stop_token_ids[0]
         messages: Sequence[Message] = [_user(first)]
-        begun = [*_expect_ids(chat.prompt(messages), "a prompt"), *chat.tokenizer.encode(turn), stop]
+        sampled = chat.tokenizer.encode(probe.write_turn(turn))
+        end = chat.tokenizer.encode(probe.past_end) or [stop]
+        begun = [*_expect_ids(chat.prompt(messages), "a prompt"), *sampled, *end]
         grown = [*begun, *_expect_ids(chat.delta([_user(answer)], stop, with_tools=False), "a delta")]
         whole = [*messages, {"role": "assistant", "content": turn}, _user(answer)]
         expected = _expect_ids(chat.prompt(whole), "a prompt")
@@ -95,7 +116,8 @@ def check_cut_turns_are_closed(probe: ChatProbe) -> None:
     open_ids = [each for each in chat.tokenizer.encode("word") if each not in chat.stop_token_ids]
     ended = _expect_ids(chat.delta(new, stop, with_tools=False), "a delta")
     cut = _expect_ids(chat.delta(new, open_ids[-1], with_tools=False), "a delta")
-    expect(cut[0] in chat.stop_token_ids, f"the delta after a cut turn starts with {cut[:3]}, not with an end")
+    ends = (*chat.stop_token_ids, *chat.tokenizer.encode(probe.past_end))
+    expect(cut[0] in ends, f"the delta after a cut turn starts with {cut[:3]}, not with an end")
     expect_equal(cut[1:], ended, "the rest of the delta after a cut turn")
 
 

@@ -21,7 +21,7 @@ class ChatSuite(PluginSuite):
             registered = "jinja"
 
     The chat is built with `byte_tokenizer`, which has ChatML's tokens. May be overridden: `config`, `resources`, whose
-    model has the family's own tokenizer, and `probe`.
+    model has the family's own tokenizer (`tokenizer_resources`), and `probe`, which tells how the family writes a turn.
     """
 
     hook = "register_chats"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from turnwise import NoConfig, Registry, Resources, Task, Tool, ToolCall, ToolResult
+from turnwise import NoConfig, Resources, Task, Tool, ToolCall, ToolResult
 from turnwise.config.own_code import OwnCode
 from turnwise.config.parts import Choice, ToolChoice
 from turnwise.errors import ConfigError
@@ -82,13 +82,13 @@ def test_another_schema_keeps_the_shared_session() -> None:
 @pytest.fixture
 def host() -> Host:
     """A host whose tool `pair` is two tools."""
-    registry: Registry[Tool | tuple[Tool, ...]] = Registry("tool")
+    host = Host()
 
     def make(_config: NoConfig, _resources: Resources) -> tuple[Tool, ...]:
         return Counting("a", "key"), Counting("b", "key")
 
-    registry.add("pair", make)
-    return Host(tools=registry)
+    host.registry("tools").add("pair", make)
+    return host
 
 
 def test_a_registered_tool_may_be_several(host: Host) -> None:

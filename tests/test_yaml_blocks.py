@@ -281,8 +281,9 @@ def entry_of_block(place: str) -> Entry:
     changes |= {("files", each.file): each.text for each in files}
     if "group_reward" in content:
         changes[("runtime", "reward_workers")] = 1  # docs/reference/config.md: it needs reward workers
-    if changes.get(("model", "path"), "").startswith("/models/"):
-        changes[("model", "path")] = "model"
+    path = changes.get(("model", "path"), "")
+    if path.startswith("/models/"):
+        changes[("model", "path")] = "gpt_oss" if "gpt-oss" in path else "model"
     return Entry(place, changes)
 
 

@@ -7,38 +7,10 @@ from hypothesis import strategies as st
 
 from turnwise.protocols import ReplicaLoad
 from turnwise_routers import ConsistentHash, ConsistentHashConfig, LeastRequests, RoundRobin
-from turnwise_routers.decision import Decision, Reason
-from turnwise_testing.checks.router import GONE, histories, loads, without
+from turnwise_testing.checks.router import GONE, loads, without
 from turnwise_testing.checks.router import routed_request as request
 
 every_router = pytest.mark.parametrize("make", [RoundRobin, LeastRequests, ConsistentHash])
-
-
-@every_router
-@given(history=histories)
-@settings(deadline=None)
-def test_reasons(make, history):
-    """An episode stays where it is until it is released, and leaves only with its replica."""
-    router, homes = make(), {}
-    for kind, trajectory_id, num_tokens, group_id, replicas in history:
-        key = trajectory_id.partition("/")[0]
-        if kind == "release":
-            router.release(trajectory_id)
-            homes.pop(key, None)
-        elif any(replica.available for replica in replicas):
-            decision = router.decide(request(trajectory_id, num_tokens, group_id), replicas)
-            check_reason(decision, homes.get(key), replicas)
-            homes[key] = decision.index
-        assert len(homes) == len(router)
-
-
-def check_reason(decision, home, replicas):
-    if home is None:
-        assert Reason.FIRST == decision.reason
-    elif home >= len(replicas) or not replicas[home].available:
-        assert Reason.LEFT == decision.reason
-    else:
-        assert Decision(home, Reason.STICKY) == decision
 
 
 # The rules

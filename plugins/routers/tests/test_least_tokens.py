@@ -17,34 +17,6 @@ def least_tokens(**options):
 
 @given(history=histories)
 @settings(deadline=None)
-def test_reasons(history):
-    """An episode stays where it is until it is released, and leaves for a stated reason only."""
-    router, homes = LeastTokens(), {}
-    for kind, trajectory_id, num_tokens, group_id, replicas in history:
-        key = trajectory_id.partition("/")[0]
-        if kind == "release":
-            router.release(trajectory_id)
-            homes.pop(key, None)
-        elif any(replica.available for replica in replicas):
-            decision = router.decide(request(trajectory_id, num_tokens, group_id), replicas)
-            check_reason(decision, homes.get(key), replicas)
-            homes[key] = decision.index
-        assert len(homes) == len(router)
-
-
-def check_reason(decision, home, replicas):
-    if home is None:
-        assert decision.reason in (Reason.FIRST, Reason.PREFIX)
-    elif home >= len(replicas) or not replicas[home].available:
-        assert Reason.LEFT == decision.reason
-    elif decision.index == home:
-        assert Reason.STICKY == decision.reason
-    else:
-        assert Reason.OVERLOADED == decision.reason
-
-
-@given(history=histories)
-@settings(deadline=None)
 def test_release_forgets_all(history):
     """When all episodes have ended, nothing of them is left: no home, no weight, no group."""
     router = LeastTokens()

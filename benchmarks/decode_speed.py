@@ -8,6 +8,7 @@ other load on the machine affects all of them. On a busy machine read the ratios
     git worktree add ../before d3cf534
     python benchmarks/decode_speed.py --baseline ../before --generate
     python benchmarks/decode_speed.py --vllm .venv-vllm/bin/python
+    python benchmarks/decode_speed.py --model DIRECTORY --decoders
     python benchmarks/decode_speed.py --profile --requests 64
 
 Every round uses new random contexts, so a prefix cache has no effect.
@@ -33,6 +34,13 @@ from measurement import describe_machine, format_spread
 Decode = Callable[[list[list[int]], int], Awaitable[int]]
 """Samples a number of tokens after each context, all at once; returns the number of sampled tokens."""
 
+_ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
+    "engine": {},
+    "unpacked": {"pack_weights": False},
+    "generic": {"decoder": "generic"},
+}
+"""Options of the embedded engine for each kind of worker."""
+
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
@@ -43,6 +51,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="sampled tokens per request (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default: %(default)s)")
     parser.add_argument("--baseline", type=Path, default=None, help="another checkout to compare with")
+    parser.add_argument(
+        "--decoders",
+        action="store_true",
+        help="compare with the fused decoder without its parts, and with the generic one",
+    )
     parser.add_argument("--generate", action="store_true", help="compare with `generate` on one padded batch")
     parser.add_argument("--static", action="store_true", help="as --generate, with a static cache")
     parser.add_argument(
@@ -50,7 +63,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile", action="store_true", help="print the operators that take most of the time")
     parser.add_argument(
-        "--worker", choices=["engine", "generate", "static", "vllm"], default=None, help=argparse.SUPPRESS
+        "--worker",
+        choices=["engine", "unpacked", "generic", "generate", "static", "vllm"],
+        default=None,
+        help=argparse.SUPPRESS,
     )
     arguments = parser.parse_args()
     if arguments.model is None:
@@ -60,12 +76,14 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-async def make_engine_decode(model: Path, max_context: int) -> tuple[Decode, float]:
+async def make_engine_decode(model: Path, max_context: int, **options: Any) -> tuple[Decode, float]:
     """Start the embedded engine; returns its sampler and the seconds of the start."""
     from turnwise.protocols import Resources
     from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
-    config = TransformersConfig(model=model, device="cpu", max_context=max_context, num_blocks=8192, num_threads=1)
+    config = TransformersConfig(
+        model=model, device="cpu", max_context=max_context, num_blocks=2048, num_threads=1, **options
+    )
     return await start_engine(TransformersEngine(config, Resources()))
 
 
@@ -142,11 +160,16 @@ async def make_generate_decode(model_folder: Path, *, static: bool) -> tuple[Dec
 async def serve_rounds(arguments: argparse.Namespace) -> None:
     """Measure rounds that are requested on standard input, one JSON line each, until it ends."""
     import numpy as np
+    import structlog
     import torch
 
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     torch.set_num_threads(1)
-    if arguments.worker == "engine":
-        decode, start_s = await make_engine_decode(arguments.model, 2 * (arguments.context + arguments.tokens))
+    if arguments.worker in _ENGINE_OPTIONS:
+        options = _ENGINE_OPTIONS[arguments.worker]
+        decode, start_s = await make_engine_decode(
+            arguments.model, 2 * (arguments.context + arguments.tokens), **options
+        )
     elif arguments.worker == "vllm":
         decode, start_s = await make_vllm_decode(arguments.model, 2 * (arguments.context + arguments.tokens))
     else:
@@ -178,10 +201,11 @@ class Variant:
         arguments: argparse.Namespace,
         sources: Path | None = None,
         python: Path = Path(sys.executable),
+        variables: dict[str, str] | None = None,
     ) -> None:
         self.name = name
         self.rates: dict[int, list[dict[str, float]]] = {}
-        environment = dict(os.environ)
+        environment = {**os.environ, **(variables or {})}
         if sources is not None:
             folders = [*sources.glob("core/src"), *sources.glob("libs/*/src"), *sources.glob("plugins/*/src")]
             if not folders:
@@ -220,6 +244,11 @@ def start_variants(arguments: argparse.Namespace) -> list[Variant]:
     variants = [Variant("engine", "engine", arguments)]
     if arguments.baseline is not None:
         variants.append(Variant("baseline", "engine", arguments, arguments.baseline.resolve()))
+    if arguments.decoders:
+        # Without a compiler, the fused decoder uses operators of torch.
+        variants.append(Variant("no C operators", "engine", arguments, variables={"CC": "/nonexistent"}))
+        variants.append(Variant("no packing", "unpacked", arguments))
+        variants.append(Variant("generic", "generic", arguments))
     if arguments.generate:
         variants.append(Variant("generate", "generate", arguments))
     if arguments.static:

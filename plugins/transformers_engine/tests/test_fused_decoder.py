@@ -16,7 +16,7 @@ from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_
 from turnwise_testing.references.reference_model import save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.fused import model as fused_model
-from turnwise_transformers_engine.fused import native_kernel
+from turnwise_transformers_engine.fused import native_kernel, packed_product
 from turnwise_transformers_engine.fused import probe as fused_probe
 from turnwise_transformers_engine.fused.batch_sampling import (
     make_columns,
@@ -26,6 +26,7 @@ from turnwise_transformers_engine.fused.batch_sampling import (
 )
 from turnwise_transformers_engine.fused.model import Chunk, FusedModel
 from turnwise_transformers_engine.fused.operators import TorchOperators
+from turnwise_transformers_engine.fused.packed_product import Product
 from turnwise_transformers_engine.fused.prefix_pages import PrefixPages
 from turnwise_transformers_engine.fused.slab import Slab
 from turnwise_transformers_engine.layouts.row_sampling import sample
@@ -68,16 +69,40 @@ def load(directory):
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
+@pytest.mark.parametrize("pack_from", [None, 1])
 @pytest.mark.parametrize("operators", ["torch", "c"])
-def test_logits_equal_those_of_the_model(directory, operators):
-    """Prefills, chunks and single tokens agree with the model to rounding, by torch and by C."""
-    fused = FusedModel(load(directory), 64)
+def test_logits_equal_those_of_the_model(directory, operators, pack_from):
+    """Prefills, chunks and single tokens agree with the model to rounding, by torch and by C, packed and not."""
+    fused = FusedModel(load(directory), 64, pack_from)
     if operators == "c":
         fused.operators = native_kernel.load_operators()
         if isinstance(fused.operators, str):
             pytest.skip(fused.operators)
 
     assert fused_probe.largest_difference(fused) < 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(1, 40),
+    width=st.integers(1, 80),
+    outputs=st.integers(1, 80),
+    biased=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@torch.inference_mode()
+def test_packed_products_are_those_of_linear(num_rows, width, outputs, biased, seed):
+    """They agree up to rounding, for any number of rows and any width."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, rows, sums = (
+        torch.randn(size, generator=generator) for size in ((outputs, width), (num_rows, width), (num_rows, outputs))
+    )
+    bias = torch.randn(outputs, generator=generator) if biased else None
+    product, sum_product = Product(weight, bias, packs=True), Product(weight, packs=True)
+    together, added = product(rows), sum_product.added(rows, sums)
+
+    torch.testing.assert_close(together, torch.nn.functional.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(added, sums + rows @ weight.t(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +311,7 @@ def test_a_model_that_differs_is_refused(tiny_model, monkeypatch):
     monkeypatch.setattr(TorchOperators, "norm", lambda self, states, *rest: 1.001 * norm(self, states, *rest))
     monkeypatch.setattr(fused_probe, "load_operators", lambda: "none")
 
-    fused, reason = fused_probe.fuse(load(tiny_model), 64)
+    fused, reason = fused_probe.fuse(load(tiny_model), 64, packs=True)
 
     assert fused is None
     assert "its logits differ by" in reason
@@ -301,10 +326,10 @@ def test_c_operators_that_differ_are_not_used(tiny_model, monkeypatch):
 
     monkeypatch.setattr(fused_probe, "load_operators", Wrong)
 
-    fused, reason = fused_probe.fuse(load(tiny_model), 64)
+    fused, reason = fused_probe.fuse(load(tiny_model), 64, packs=True)
 
     assert type(fused.operators) is TorchOperators
-    assert "the C operators change logits by" in reason
+    assert "C operators or packed weights change logits by" in reason
 
 
 @pytest.mark.parametrize("compiler", ["", "/no/such/compiler", "false"])
@@ -323,6 +348,53 @@ def test_the_compiled_code_leaves_the_processor_as_it_is():
     native_kernel.load_operators()
 
     assert np.float32(1e-40) * np.float32(1) > 0
+
+
+def test_packed_weights_that_differ_are_not_used(tiny_model, monkeypatch):
+    """Plain products are used instead."""
+    added = Product.added
+    monkeypatch.setattr(fused_probe, "SMALLEST", 1)
+    monkeypatch.setattr(fused_probe, "packing_refusal", lambda: "")
+    monkeypatch.setattr(Product, "added", lambda self, rows, sums: added(self, rows, sums) * (1.1 if self.packs else 1))
+
+    fused, reason = fused_probe.fuse(load(tiny_model), 64, packs=True)
+
+    assert fused.pack_from is None
+    assert "C operators or packed weights change logits by" in reason
+
+
+@pytest.mark.parametrize("missing", ["oneDNN", "operator"])
+def test_a_torch_without_packed_products_is_no_error(tiny_model, monkeypatch, missing):
+    """The reason is in the log, and plain products are used."""
+    if missing == "oneDNN":
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(packed_product.Product, "_pack", lambda _self: torch.ops.mkldnn.no_such_operator)
+
+    fused, reason = fused_probe.fuse(load(tiny_model), 64, packs=True)
+
+    assert fused.pack_from is None
+    assert "no packed weights: " in reason
+    assert fused_probe.largest_difference(fused) < 1e-5
+
+
+def test_an_update_reaches_packed_weights(
+    tiny_model, other_model, other_weights, serve, ask, assert_logprobs, monkeypatch
+):
+    """After an update, and after sleep at level 2, no product reads a copy of the old weights."""
+    monkeypatch.setattr(fused_probe, "SMALLEST", 1)
+
+    async def scenario(engine):
+        await engine.generate(ask("before"))
+        await engine.update_weights(other_weights, 1)
+        updated = await engine.generate(ask("updated"))
+        await engine.sleep(2)
+        await engine.wake_up()
+        await engine.update_weights(other_weights, 2)
+        return updated, await engine.generate(ask("awake"))
+
+    for result in serve(tiny_model, scenario):
+        assert_logprobs(result, other_model)
 
 
 def columns(params, seeds):

@@ -39,6 +39,8 @@ class TransformersConfig:
             seeds.
         decoder: `fused` is a fast forward pass for float32 models of known architectures, `generic` is transformers'
             continuous batching; `auto` is fused on a CPU if the logits of both agree when the model is loaded.
+        pack_weights: let the fused decoder keep a copy of each large weight in the order in which the processor's
+            products read it. Decoding is faster, and the weights take twice the memory.
     """
 
     model: Path | None = None
@@ -57,6 +59,7 @@ class TransformersConfig:
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     decoder: Literal["auto", "fused", "generic"] = "auto"
+    pack_weights: bool = True
 
     @property
     def tokens_per_page(self) -> int:

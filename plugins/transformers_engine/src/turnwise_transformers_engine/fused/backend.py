@@ -137,7 +137,7 @@ def make_fused_backend(
     from turnwise_transformers_engine.fused.decoder import FusedDecoder
     from turnwise_transformers_engine.fused.probe import fuse
 
-    fused, text = fuse(model, max_context)
+    fused, text = fuse(model, max_context, packs=config.pack_weights)
     if fused is None:
         return None, text
     _check_memory(fused, num_pages * config.tokens_per_page, config.memory_fraction)

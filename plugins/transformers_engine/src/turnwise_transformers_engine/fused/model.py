@@ -2,8 +2,9 @@
 A forward pass of Llama-like models in few large operators, for many short sequences at once.
 
 A step of a small model costs mostly the dispatch of operators. Here queries, keys and values come from one product, and
-so do gate and up; residuals are added by the products, and one attention call serves all rows of a slab. The weights
-are not copied: the model's own parameters become views of the fused ones, so an update in place reaches both.
+so do gate and up; residuals are added by the products, and one attention call serves all rows of a slab. The model's
+own parameters become views of the fused ones, so an update in place reaches both. A step of a large model costs mostly
+the products, so these keep packed copies of large weights.
 
 Shapes depend only on the number of rows and the longest one, and nothing is read back to the host, so that a CUDA graph
 can capture `decode`. That has not been tried.
@@ -21,9 +22,10 @@ import numpy as np
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
-from torch.nn.functional import embedding, linear, scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from turnwise_transformers_engine.fused.operators import AttendRows, Operators, Rotary, TorchOperators
+from turnwise_transformers_engine.fused.packed_product import Product
 from turnwise_transformers_engine.fused.slab import Slab
 
 ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -80,16 +82,20 @@ class _EqualChunks:
 
 @define(eq=False)
 class _Layer:
-    """The weights of a layer; `down` and `out` are transposed views."""
+    """The weights of a layer."""
 
     norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Product
     head_norm: Tensor | None
-    out: Tensor
+    out: Product
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Product
+    down: Product
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """All products of the layer."""
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 def refusal(model: Any) -> str:
@@ -122,16 +128,19 @@ class FusedModel:
     Attributes:
         model: of transformers, one for which `refusal` is empty. Its projections become views.
         max_context: most positions.
+        pack_from: fewest weights of a matrix that is packed; None packs none.
         operators: besides matrix products.
     """
 
     model: Any
     max_context: int
+    pack_from: int | None = None
     operators: Operators = field(factory=TorchOperators)
     num_heads: int = field(init=False)
     num_groups: int = field(init=False)
     depth: int = field(init=False)
     _layers: list[_Layer] = field(factory=list, init=False)
+    _head: Product = field(init=False)
     _rotary: Rotary = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -155,29 +164,36 @@ class FusedModel:
     def bind(self) -> None:
         """Fuse the projections, and make the model's parameters views of them; also after `release`."""
         self._layers = [self._bind_layer(layer) for layer in self.model.model.layers]
+        self._head = self._product(self.model.lm_head.weight.data)
 
     def release(self) -> None:
-        """Drop all references to weights, so that sleep can free them."""
+        """Drop all references to weights and packed copies, so that sleep can free them."""
         self._layers = []
+        del self._head
 
     def refresh(self) -> None:
         """Compute again what derives from the weights, after they were changed in place."""
         for own, layer in zip(self._layers, self.model.model.layers, strict=True):
             own.head_norm = self._head_norm(layer.self_attn)
+            for product in own.products:
+                product.refresh()
+        self._head.refresh()
 
     def _bind_layer(self, layer: Any) -> _Layer:
         weights = [_fuse([getattr(getattr(layer, part), name) for name in names]) for part, names in _FUSED]
         (qkv, bias), (gate_up, _) = weights
         return _Layer(
             norm=layer.input_layernorm.weight.data,
-            qkv=qkv,
-            qkv_bias=bias,
+            qkv=self._product(qkv, bias),
             head_norm=self._head_norm(layer.self_attn),
-            out=layer.self_attn.o_proj.weight.data.t(),
+            out=self._product(layer.self_attn.o_proj.weight.data),
             mlp_norm=layer.post_attention_layernorm.weight.data,
-            gate_up=gate_up,
-            down=layer.mlp.down_proj.weight.data.t(),
+            gate_up=self._product(gate_up),
+            down=self._product(layer.mlp.down_proj.weight.data),
         )
+
+    def _product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+        return Product(weight, bias, packs=self.pack_from is not None and weight.numel() >= self.pack_from)
 
     def _head_norm(self, attention: Any) -> Tensor | None:
         """Return the (H + G, D) weights of the norms of queries and keys; None if the model has none."""
@@ -242,17 +258,17 @@ class FusedModel:
         rotate = operators.make_rotate(self._rotary, positions)
         states = embedding(token_ids, self.model.model.embed_tokens.weight)
         for index, layer in enumerate(self._layers):
-            qkv = linear(operators.norm(states, layer.norm, epsilon), layer.qkv, layer.qkv_bias)
+            qkv = layer.qkv(operators.norm(states, layer.norm, epsilon))
             qkv = qkv.view(-1, num_all, self.depth)
             rotate(qkv[:, :num_keyed], layer.head_norm, epsilon)
-            states = torch.addmm(states, attend(index, qkv), layer.out)
-            gate_up = linear(operators.norm(states, layer.mlp_norm, epsilon), layer.gate_up)
-            states = torch.addmm(states, operators.gate(gate_up), layer.down)
+            states = layer.out.added(attend(index, qkv), states)
+            gate_up = layer.gate_up(operators.norm(states, layer.mlp_norm, epsilon))
+            states = layer.down.added(operators.gate(gate_up), states)
         return states
 
     def _logits(self, states: Tensor) -> Tensor:
         norm = self.model.model.norm.weight
-        return linear(self.operators.norm(states, norm, self.model.config.rms_norm_eps), self.model.lm_head.weight)
+        return self._head(self.operators.norm(states, norm, self.model.config.rms_norm_eps))
 
     def _attend_chunks(self, qkv: Tensor, part: _EqualChunks, layer: int) -> Tensor:
         """Attend from (R * Q, H + 2 G, D) projections of some chunks; returns (R * Q, H * D)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnwise_transformers_engine.fused.model import Chunk, FusedModel, refusal
 from turnwise_transformers_engine.fused.native_kernel import load_operators
-from turnwise_transformers_engine.fused.operators import TorchOperators
+from turnwise_transformers_engine.fused.packed_product import SMALLEST, packing_refusal
 from turnwise_transformers_engine.fused.slab import Slab
 
 _NUM_ROWS: Final = 3
@@ -21,26 +21,33 @@ _TOLERANCE: Final = 1e-4
 """Largest difference of two logits, relative to the largest logit. Rounding in float32 stays below a tenth of it."""
 
 
-def fuse(model: Any, max_context: int) -> tuple[FusedModel | None, str]:
+def fuse(model: Any, max_context: int, *, packs: bool) -> tuple[FusedModel | None, str]:
     """
     Return the fused model, and a text for the log: the reason if there is none, or what it lacks.
 
     The model's logits for random ids are compared with prefills, chunks and single tokens of the fused one.
+
+    Args:
+        model: of transformers.
+        max_context: most positions.
+        packs: pack large weights. They and the C operators are left out if they change the logits.
     """
     if reason := refusal(model):
         return None, reason
     native = load_operators() if model.device.type == "cpu" else f"the device is {model.device.type}"
-    lacking = f"no C operators: {native}" if isinstance(native, str) else ""
-    fused = FusedModel(model, max_context)
+    packing = packing_refusal() if packs else ""
+    lacking = [f"no C operators: {native}"] if isinstance(native, str) else []
+    lacking += [f"no packed weights: {packing}"] if packing else []
+    fused = FusedModel(model, max_context, SMALLEST if packs and not packing else None)
     if not isinstance(native, str):
         fused.operators = native
-        if (difference := largest_difference(fused)) <= _TOLERANCE:
-            return fused, ""
-        lacking = f"the C operators change logits by {difference:.1g} of the largest"
-        fused.operators = TorchOperators()
+    if (difference := largest_difference(fused)) <= _TOLERANCE:
+        return fused, "; ".join(lacking)
+    lacking = [f"C operators or packed weights change logits by {difference:.1g} of the largest"]
+    fused = FusedModel(model, max_context)
     if (difference := largest_difference(fused)) > _TOLERANCE:
         return None, f"its logits differ by {difference:.1g} of the largest"
-    return fused, lacking
+    return fused, lacking[0]
 
 
 @torch.inference_mode()

@@ -33,13 +33,13 @@ class Key:
         name: as texts show it: `rollout.n`, or `agents/tool_agent.system_prompt` for an option of a part.
         path: of its value.
         values: valid values, or None for a key of free form.
-        misfits: values that the config must refuse.
+        mismatches: values that the config must refuse.
     """
 
     name: str
     path: Path
     values: tuple[Any, ...] | None
-    misfits: tuple[Any, ...] = ()
+    mismatches: tuple[Any, ...] = ()
 
 
 def places() -> dict[str, Path]:
@@ -107,14 +107,14 @@ def _holds_choices(kind: Any) -> bool:
 
 def _key(item: attrs.Attribute[Any], name: str, path: Path) -> Key:
     found: list[Any] = []
-    misfits: list[Any] = []
+    mismatches: list[Any] = []
     is_free = False
     for member in _members(item.type):
         values, wrong = _values(member, item)
         found += values or ()
-        misfits += wrong
+        mismatches += wrong
         is_free |= values is None
-    return Key(name, path, None if is_free else tuple(found), tuple(misfits))
+    return Key(name, path, None if is_free else tuple(found), tuple(mismatches))
 
 
 def _values(kind: Any, item: attrs.Attribute[Any]) -> tuple[list[Any] | None, list[Any]]:
@@ -141,17 +141,17 @@ def _numbers(kind: type, item: attrs.Attribute[Any]) -> tuple[list[Any], list[An
         default = (low or 0) + 2 * step
     high = bounds.get("<=", bounds.get("<", float("inf")))
     other = default + step if default + step < high else ((low or 0) + high) / 2
-    values, misfits = [kind(other)], []
+    values, mismatches = [kind(other)], []
     if ">=" in bounds:
         values.append(kind(low))
-        misfits.append(kind(low - 1))
+        mismatches.append(kind(low - 1))
     elif ">" in bounds:
         values.append(kind(default / 2 or step))
-        misfits.append(kind(low))
+        mismatches.append(kind(low))
     if "<=" in bounds:
         values.append(kind(bounds["<="]))
-        misfits.append(kind(bounds["<="] + 1))
-    return values, misfits or ["one"]
+        mismatches.append(kind(bounds["<="] + 1))
+    return values, mismatches or ["one"]
 
 
 def _bounds(validator: Any) -> Iterator[tuple[str, Any]]:

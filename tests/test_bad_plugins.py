@@ -1,4 +1,4 @@
-"""A bad plugin breaks nothing else: every other command works, and the error names plugin and remedy."""
+"""A bad plugin breaks nothing else: every other command works, and the error names plugin and hint."""
 
 import importlib
 import json
@@ -147,7 +147,7 @@ def check_other_commands(capsys, state: str) -> dict:
 @pytest.mark.many_cases
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_plugin(site, capsys, case):
-    """It is listed with the reason; a run that lists it fails with the remedy."""
+    """It is listed with the reason; a run that lists it fails with the hint."""
     code, reason = BROKEN[case]
     install(site, code)
     row = check_other_commands(capsys, "broken")
@@ -186,5 +186,5 @@ def test_an_unmet_requirement_is_listed(site, capsys):
     metadata = info / "METADATA"
     metadata.write_text(metadata.read_text() + "Requires-Dist: no-such-package>=2\n")
     row = check_other_commands(capsys, "ok")
-    remedy = "pip install 'no-such-package>=2'"
-    assert row["unmet_requirements"] == [f"no-such-package>=2, and it is not installed: {remedy}"]
+    hint = "pip install 'no-such-package>=2'"
+    assert row["unmet_requirements"] == [f"no-such-package>=2, and it is not installed: {hint}"]

@@ -128,7 +128,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, bytes]):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_model_that_cannot_be_had_is_one_line(answers, name):
-    """One line names the key and the cure, and the exit code is 2."""
+    """One line names the key and the hint, and the exit code is 2."""
     folder, url, found = answers
     code, lines = found[name]
     errors = [line for line in lines.splitlines() if line and not line.startswith("turnwise: downloading")]

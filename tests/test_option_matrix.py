@@ -154,7 +154,7 @@ def test_values_beside_the_documented_ones_are_refused(host: Host, folder: Path)
     found = {
         (entry := entry_of(key, value, part)).name: (entry, key)
         for key, part in [*((key, "") for key in keys_of_sections()), *parts]
-        for value in key.misfits
+        for value in key.mismatches
     }
     silent = []
     for members in rounds([entry for entry, _key in found.values()]):

@@ -57,7 +57,7 @@ def test_tests_that_start_a_process_are_marked(tmp_path: Path) -> None:
 
 
 def test_quick_refuses_a_process(tmp_path: Path) -> None:
-    """A process that the code under test starts fails an unmarked test in `make quick`, with the remedy."""
+    """A process that the code under test starts fails an unmarked test in `make quick`, with the hint."""
     outcomes, output = run_tests(tmp_path, "def test_it():\n    import hidden\n    hidden.hidden()\n", "--quick")
 
     assert outcomes == {"passed": 1, "error": 1}

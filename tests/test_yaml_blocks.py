@@ -168,7 +168,7 @@ def check(place: str, runtime: str, code: int, errors: str) -> None:
         assert code == 2
         assert errors.startswith("turnwise: error: ")
         file = "run.yaml" if "#" in place else Path(place).name
-        assert all(file in line for line in errors.splitlines()[1:])  # one line for each misfit
+        assert all(file in line for line in errors.splitlines()[1:])  # one line for each mismatch
         assert wanted[0] in errors
 
 

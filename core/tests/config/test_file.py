@@ -249,7 +249,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
     assert read_mapping(written(tmp_path, b"\xef\xbb\xbfa = 1\r\n", "x.toml")) == {"a": 1}
 
 
-def test_every_misfit_is_a_line_with_the_file(tmp_path):
+def test_every_mismatch_is_a_line_with_the_file(tmp_path):
     """All are reported at once, and the source says whether overrides took part."""
     path = written(tmp_path, MINIMAL + "rollout: {n: 0}\nagnt: x\n")
     expected = ["rollout.n: must be >= 1: 0", "agnt: unknown key; did you mean 'agent'?"]

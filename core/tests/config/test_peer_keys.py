@@ -17,7 +17,7 @@ CONFIG = {"data": {"path": "x.jsonl"}, "agent": "a", "engine": "e"}
 OURS = sorted({entry.ours for entry in PEER_KEYS if entry.ours})
 
 
-def misfits(*overrides, **sections):
+def mismatches(*overrides, **sections):
     """Return the lines of the error of a config."""
     with pytest.raises(ConfigError) as caught:
         load_config({**CONFIG, **sections}, overrides)
@@ -27,13 +27,13 @@ def misfits(*overrides, **sections):
 @pytest.mark.parametrize("entry", PEER_KEYS, ids=lambda entry: f"{entry.peer} {entry.key}")
 def test_every_key_is_recognised_where_its_users_write_it(entry):
     """As an override on the command line, and as nested sections of a file; never as another unknown key."""
-    by_override = misfits(f"{entry.key}=1")
+    by_override = mismatches(f"{entry.key}=1")
     nested = 1
     for name in reversed(entry.key.split(".")[1:]):
         nested = {name: nested}
     first = entry.key.split(".")[0]
     section = {**CONFIG[first], **nested} if first in CONFIG and isinstance(nested, dict) else nested
-    by_section = misfits(**{first: section})
+    by_section = mismatches(**{first: section})
 
     assert by_override == [f"{entry.key}: unknown key; {entry.hint}"]
     assert by_section == by_override
@@ -117,7 +117,7 @@ def test_every_key_of_trl_exists(entry):
 )
 def test_errors_name_our_keys(sections, lines):
     """Each key of a section has a line; words that only look like a key of a peer have the usual hint."""
-    found = misfits(**sections)
+    found = mismatches(**sections)
 
     assert [line.partition("; did you mean")[0] for line in found] == [
         line.partition("; expected one of")[0] for line in lines

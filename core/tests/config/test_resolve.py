@@ -95,7 +95,7 @@ def test_resolving_twice_changes_nothing_more():
     assert once == resolve(once, host)
 
 
-def test_resolving_reports_every_misfit():
+def test_resolving_reports_every_mismatch():
     """One line for each, with its path."""
     host = host_with(agents="a", tools="t")
     config = config_of(
@@ -121,7 +121,7 @@ def test_a_part_without_options_takes_none():
     assert complaint(ConfigError, resolve, config, host) == "agent.x: unknown key; there are no options"
 
 
-def test_misfits_of_the_core_and_of_plugins_come_together(tmp_path, monkeypatch):
+def test_mismatches_of_the_core_and_of_plugins_come_together(tmp_path, monkeypatch):
     """A wrong key, a wrong plugin option and an unknown name are three lines of one error."""
     file = tmp_path / "run.yaml"
     file.write_text("data: {path: t}\nagent: {name: a, siz: 1}\nengine: ee\nrollout: {seeed: 3}\n")

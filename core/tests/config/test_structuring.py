@@ -53,14 +53,14 @@ class Options:
     bare: list = field(factory=list)
 
 
-def misfits(data: object, kind: object = Options, path: str = "engine") -> list[str]:
+def mismatches(data: object, kind: object = Options, path: str = "engine") -> list[str]:
     """Return the lines of the error that `structure` raises."""
     with pytest.raises(ConfigError) as caught:
         structure(data, kind, path=path)
     return str(caught.value).splitlines()
 
 
-def config_misfits(**changes: object) -> list[str]:
+def config_mismatches(**changes: object) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         structure_config({**MINIMAL, **changes}, Path("/base"))
     return str(caught.value).splitlines()
@@ -129,9 +129,9 @@ def test_every_kind_of_field_is_read_and_written():
         (None, ["engine: expected a section of keys, got null; remove the key to use the defaults"]),
     ],
 )
-def test_misfits_name_path_value_and_what_was_expected(data, lines):
+def test_mismatches_name_path_value_and_what_was_expected(data, lines):
     """One line says all that a user needs to put a value right."""
-    assert lines == misfits(data)
+    assert lines == mismatches(data)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_misfits_name_path_value_and_what_was_expected(data, lines):
 )
 def test_nothing_is_guessed(value, kind, text):
     """A value of the wrong type is an error, even where Python could convert it."""
-    assert [f"key: {text}"] == misfits(value, kind, "key")
+    assert [f"key: {text}"] == mismatches(value, kind, "key")
 
 
 def test_a_field_of_objects_takes_any_plain_value():
@@ -179,13 +179,13 @@ def test_the_exact_type_of_a_union_wins():
 
 def test_long_values_are_cut():
     """An error stays readable when the value is huge."""
-    [line] = misfits("x" * 1000, int, "key")
+    [line] = mismatches("x" * 1000, int, "key")
     assert len(line) < 120
 
 
-def test_all_misfits_are_reported_at_once():
+def test_all_mismatches_are_reported_at_once():
     """Fixing a config does not take one run for each mistake, also where validators find two in one section."""
-    lines = config_misfits(
+    lines = config_mismatches(
         agnt="x",
         rollout={"n": 0, "seed": -1, "prompt_length": "3", "sampling": {"temperture": 1, "top_k": 0}},
         telemetry={"log_level": "warn"},
@@ -237,7 +237,7 @@ def test_all_misfits_are_reported_at_once():
 )
 def test_sections_of_a_config_say_what_they_take(changes, lines):
     """Errors of plugin choices, tools and rules between fields name their paths."""
-    found = config_misfits(**changes)
+    found = config_mismatches(**changes)
     assert lines == [actual[: len(line)] for line, actual in zip(lines, found, strict=True)]
 
 
@@ -294,7 +294,7 @@ def test_a_validator_that_needs_the_whole_object_runs_once_it_is_there():
                 raise ValueError(f"'high' must be at least {self.low}: {value}")
 
     assert Range(1, 2) == structure({"low": 1, "high": 2}, Range)
-    assert misfits({"low": 3, "high": 2}, Range) == ["engine.high: must be at least 3: 2"]
+    assert mismatches({"low": 3, "high": 2}, Range) == ["engine.high: must be at least 3: 2"]
 
 
 def test_a_validators_text_becomes_one_line():
@@ -309,8 +309,8 @@ def test_a_validators_text_becomes_one_line():
         def _check(self, _attribute, value):
             raise ValueError("first\nsecond") if value else ValueError
 
-    assert misfits({"x": 1}, Talkative) == ["engine.x: first second"]
-    assert misfits({"x": 0}, Talkative) == ["engine.x: ValueError"]
+    assert mismatches({"x": 1}, Talkative) == ["engine.x: first second"]
+    assert mismatches({"x": 0}, Talkative) == ["engine.x: ValueError"]
 
 
 def test_a_class_without_fields_takes_no_options():
@@ -320,7 +320,7 @@ def test_a_class_without_fields_takes_no_options():
     class Nothing:
         pass
 
-    assert misfits({"x": 1}, Nothing) == ["engine.x: unknown key; there are no options"]
+    assert mismatches({"x": 1}, Nothing) == ["engine.x: unknown key; there are no options"]
 
 
 def test_a_type_that_no_config_can_hold_is_the_plugins_fault():
@@ -368,8 +368,8 @@ def test_a_default_that_no_config_can_hold_is_the_plugins_fault():
 
 def test_values_without_a_path_have_errors_without_one():
     """The top of a document has no name."""
-    assert misfits("x", int, "") == ["expected an integer, got 'x'"]
-    assert misfits(["x"], list[int], "") == ["0: expected an integer, got 'x'"]
+    assert mismatches("x", int, "") == ["expected an integer, got 'x'"]
+    assert mismatches(["x"], list[int], "") == ["0: expected an integer, got 'x'"]
 
 
 @frozen

@@ -13,7 +13,8 @@ from turnwise.errors import DataError, DeadlineExceeded, TrajectoryError
 from turnwise.record.columns import Origin
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.result import total_score
-from turnwise.record.spec import EpisodeSpec, RecordedTurn, UnfinishedEpisode
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.record.step_results import RecordedTurn
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import TrajectoryScore, TurnScore
 from turnwise_reported_reward import ReportedReward

@@ -79,7 +79,7 @@ def test_what_is_neither_is_one_line(tmp_path, path, text):
 
 @pytest.mark.skipif(os.environ.get("HF_HUB_OFFLINE") != "1", reason="conftest.py keeps tests from the network")
 def test_offline_without_the_model(tmp_path):
-    """Without the network and without the model in the cache, the line says both, and the cure."""
+    """Without the network and without the model in the cache, the line says both, and the hint."""
     with pytest.raises(ConfigError, match=r"^model\.path: .*HF_HUB_OFFLINE is set, and .* lacks acme/none-such"):
         find_model(source("acme/none-such", tmp_path))
 

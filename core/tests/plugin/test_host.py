@@ -171,7 +171,7 @@ def test_two_distributions_with_one_plugin_name_are_both_named(site):
 
 
 def test_a_name_that_two_plugins_register_belongs_to_neither(site):
-    """Only a run that needs the name fails, and the error has both distributions and the remedy."""
+    """Only a run that needs the name fails, and the error has both distributions and the hint."""
     install(site, "one", ENGINE.format(name="vlm"))
     install(site, "two", ENGINE.format(name="vlm"))
     install(site, "three", ENGINE.format(name="other"))
@@ -425,7 +425,7 @@ def test_plugins_that_only_one_side_has_are_differences(site):
 
 
 def test_options_become_the_config_of_the_entry(site):
-    """Misfits have the path of the options."""
+    """Mismatches have the path of the options."""
     install(site, "one", ENGINE.format(name="vlm"))
     host = load(only("one"))
     assert build_part(host, "engines", Choice("vlm", {"dtype": "x"}), Resources(seed=7)).made_of == ("x", 7)
@@ -457,7 +457,7 @@ def test_an_unknown_name_has_the_package_to_install(site):
     metadata.write_text(metadata.read_text().replace("Name: fake-one", "Name: turnwise-fake-one"))
     host = load(only())
 
-    remedy = "; to install it: pip install 'turnwise-fake-runner[fast]'"
-    assert complaint(PluginError, host.entry, "engines", "quick_run").endswith(remedy)
+    hint = "; to install it: pip install 'turnwise-fake-runner[fast]'"
+    assert complaint(PluginError, host.entry, "engines", "quick_run").endswith(hint)
     for name in ("two", "quick", "run"):
         assert "pip install" not in complaint(PluginError, host.entry, "engines", name)

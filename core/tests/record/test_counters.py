@@ -2,7 +2,7 @@
 
 import attrs
 
-from turnwise.record.spec import Counters
+from turnwise.record.step_results import Counters
 
 
 def test_a_copy_of_counters_has_every_value_and_shares_no_container():

@@ -311,7 +311,7 @@ def test_a_bad_section_breaks_the_plugin(install, body):
     ],
 )
 def test_a_section_is_checked_with_the_config(host, tmp_path, section, line):
-    """Its misfits are those of the config, at the same time."""
+    """Its mismatches are those of the config, at the same time."""
     with pytest.raises(ConfigError) as raised:
         make_config(host, tmp_path, **section, reward="no_such")
     lines = str(raised.value).splitlines()
@@ -333,7 +333,7 @@ def test_a_section_of_a_missing_plugin_is_an_unknown_key(tmp_path):
         structure_config(sections_of(no_such_plugin={}), tmp_path)
 
 
-def test_misfits_of_sections_come_with_those_of_the_core(host, tmp_path):
+def test_mismatches_of_sections_come_with_those_of_the_core(host, tmp_path):
     """All are reported at once."""
     (tmp_path / "run.yaml").write_text("wrap_a: {size: x}\ndata: {path: 3}\nagent: wp_agent\nengine: wp_engine\n")
     with pytest.raises(ConfigError) as raised:

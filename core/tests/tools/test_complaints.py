@@ -1,4 +1,4 @@
-"""The text for the model names the place of a misfit, however deep in alternatives it is."""
+"""The text for the model names the place of a mismatch, however deep in alternatives it is."""
 
 import pytest
 

@@ -43,7 +43,7 @@ def test_versions_of_packages(install, version, state, text):
         install("turnwise-nor-this", version)
 
     found = package_finding(
-        "turnwise-no-such", "turnwise-nor-this", tested="2.1.0", oldest="2.0", below="3", remedy="pip install it"
+        "turnwise-no-such", "turnwise-nor-this", tested="2.1.0", oldest="2.0", below="3", hint="pip install it"
     )
 
     assert found == Finding("turnwise-no-such", state, text, "" if state == "ok" else "pip install it")
@@ -88,16 +88,16 @@ def test_avx512(monkeypatch, tmp_path, text, states):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "state", "remedy"),
+    ("sizes", "state", "hint"),
     [(None, "limited", "enlarge it"), ((64 << 20, 32 << 20), "limited", "enlarge it"), ((8 << 30, 4 << 30), "ok", "")],
 )
-def test_shared_memory(monkeypatch, sizes, state, remedy):
+def test_shared_memory(monkeypatch, sizes, state, hint):
     """Containers get 64 MiB unless told otherwise."""
     monkeypatch.setattr(diagnosis, "shared_memory", lambda: sizes)
 
-    found = shared_memory_finding(use="new weights", remedy="enlarge it")
+    found = shared_memory_finding(use="new weights", hint="enlarge it")
 
-    assert (state, remedy) == (found.state, found.remedy)
+    assert (state, hint) == (found.state, found.hint)
     assert "new weights" in found.explanation
 
 
@@ -117,7 +117,7 @@ def test_the_build_must_fit_the_device(monkeypatch, build, gpu, expected):
 
     found = device_finding(build, gpu_remedy="install cuda", cpu_remedy="install cpu")
 
-    assert expected == (found.state, found.remedy)
+    assert expected == (found.state, found.hint)
 
 
 @pytest.mark.parametrize(

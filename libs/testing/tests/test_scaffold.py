@@ -112,7 +112,7 @@ def test_further_parts_go_into_one_project(capsys):
     ],
 )
 def test_a_bad_command_line_writes_nothing(capsys, tmp_path, arguments, expected):
-    """The error is one line, and names the cure."""
+    """The error is one line, and names the hint."""
     Path("file").write_text("")
     for name, text in (("taken", "[project]\nname = 'x'\n"), ("other", "")):
         Path(name).mkdir()

@@ -98,8 +98,8 @@ class TestRollout:
         (run_dir / "my_tools.py").write_text(text)
         tools = ("tools=[my_tools:beside]", "modules=[my_tools]")
         assert 2 == rollout(run_dir, *tools)
-        remedy = f"a file beside the config is found by ./FILE.py:NAME, or with PYTHONPATH={run_dir}"
-        assert remedy in capsys.readouterr().err
+        hint = f"a file beside the config is found by ./FILE.py:NAME, or with PYTHONPATH={run_dir}"
+        assert hint in capsys.readouterr().err
 
         monkeypatch.syspath_prepend(str(run_dir))
         assert 0 == rollout(run_dir, *tools, "--overwrite")
@@ -154,7 +154,7 @@ class TestRollout:
 
 
 class TestBadInput:
-    """Each ends with exit code 2 and one line with the remedy."""
+    """Each ends with exit code 2 and one line with the hint."""
 
     @pytest.mark.many_cases
     @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from turnwise_doctor.machine_diagnostic import MachineDiagnostic
 
 
 def test_turnwise_names_missing_extras(monkeypatch):
-    """Without torch there are no batches as tensors, and the remedy installs the extra."""
+    """Without torch there are no batches as tensors, and the hint installs the extra."""
     monkeypatch.setattr(core_diagnostics, "installed_version", lambda name: "" if name == "torch" else "1.0")
 
     found = {finding.item: finding for finding in TurnwiseDiagnostic().diagnose()}
 
     assert {"Python", "turnwise", "plugins", "engines"} < found.keys()
-    assert ("limited", "pip install 'turnwise[torch]'") == (found["torch"].state, found["torch"].remedy)
+    assert ("limited", "pip install 'turnwise[torch]'") == (found["torch"].state, found["torch"].hint)
     assert "ok" == found["transformers"].state
 
 
@@ -49,12 +49,12 @@ def test_ray_token(monkeypatch, tmp_path, environment, has_file, state, text):
 
 
 def test_without_ray(monkeypatch):
-    """The remedy installs the extra."""
+    """The hint installs the extra."""
     monkeypatch.setattr(core_diagnostics, "installed_version", lambda name: "")
 
     (ray,) = RayDiagnostic().diagnose()
 
-    assert ("missing", "pip install 'turnwise[ray]'") == (ray.state, ray.remedy)
+    assert ("missing", "pip install 'turnwise[ray]'") == (ray.state, ray.hint)
 
 
 # The machine
@@ -135,10 +135,10 @@ def test_few_open_files(monkeypatch, limit, state):
 
 
 def test_a_machine_without_shared_memory(monkeypatch, tmp_path):
-    """The remedy is the container's option."""
+    """The hint is the container's option."""
     monkeypatch.setattr(machine_diagnostic, "_SHARED_MEMORY", tmp_path / "shm")
 
     finding = machine_diagnostic.shared_memory_finding()
 
     assert "limited" == finding.state
-    assert "--shm-size" in finding.remedy
+    assert "--shm-size" in finding.hint

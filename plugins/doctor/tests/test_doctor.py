@@ -110,7 +110,7 @@ def test_a_plugin_that_cannot_be_imported_is_broken():
 
     assert ("acme", "broken") == (found.name, found.findings[0].state)
     assert "ImportError: no acme" in found.findings[0].explanation
-    assert "pip install --force-reinstall acme-kit" == found.findings[0].remedy
+    assert "pip install --force-reinstall acme-kit" == found.findings[0].hint
 
 
 # The command
@@ -141,7 +141,7 @@ def test_help_has_examples(capsys):
 
 
 def test_table(plugins, capsys):
-    """The table has states, explanations and remedies; markup and control characters in them are text."""
+    """The table has states, explanations and hints; markup and control characters in them are text."""
     main(["doctor"])
 
     shown = capsys.readouterr().out
@@ -159,9 +159,7 @@ def test_json(plugins, capsys):
     (found,) = report["diagnostics"]
     assert (sys.executable, "") == (report["python"], report["error"])
     assert ("slow", "slow_plugin") == (found["name"], found["plugin"])
-    assert {"item": "clock", "state": "limited", "explanation": "it is slow", "remedy": "set it"} == found["findings"][
-        1
-    ]
+    assert {"item": "clock", "state": "limited", "explanation": "it is slow", "hint": "set it"} == found["findings"][1]
 
 
 def test_output_of_a_package_is_not_part_of_the_report(monkeypatch, capsys):
@@ -182,17 +180,17 @@ def test_output_of_a_package_is_not_part_of_the_report(monkeypatch, capsys):
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_a_missing_interpreter_is_named(tmp_path, monkeypatch, relative):
-    """The remedy creates its virtual environment."""
+    """The hint creates its virtual environment."""
     (tmp_path / "venv/bin").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "venv/bin")
     report = ask("python" if relative else str(tmp_path / "venv/bin/python"), [])
 
     assert "there is no such interpreter" == report["error"]
-    assert f"python3 -m venv {tmp_path / 'venv'}" == report["remedy"]
+    assert f"python3 -m venv {tmp_path / 'venv'}" == report["hint"]
 
 
 @pytest.mark.parametrize(
-    ("said", "error", "remedy"),
+    ("said", "error", "hint"),
     [
         ("No module named 'turnwise'", "turnwise is not installed there", "-m pip install turnwise"),
         (
@@ -203,20 +201,20 @@ def test_a_missing_interpreter_is_named(tmp_path, monkeypatch, relative):
         ("ValueError: broken", "ValueError: broken", ""),
     ],
 )
-def test_an_interpreter_that_fails_is_explained(make_program, said, error, remedy):
-    """Without turnwise or this plugin the remedy installs it; for any other failure the last line is shown."""
+def test_an_interpreter_that_fails_is_explained(make_program, said, error, hint):
+    """Without turnwise or this plugin the hint installs it; for any other failure the last line is shown."""
     report = ask(make_program("bin/python", f'echo "{said}" >&2; exit 1'), [])
 
     assert error == report["error"]
-    assert remedy in report["remedy"]
-    assert bool(remedy) == bool(report["remedy"])
+    assert hint in report["hint"]
+    assert bool(hint) == bool(report["hint"])
 
 
 def test_a_part_that_works_in_the_replicas_interpreter_is_not_missing(plugins, make_program, tmp_path, capsys):
     """An engine can have a separate virtual environment, so it need not work here."""
-    finding = {"item": "fastlib", "state": "ok", "explanation": "1.0", "remedy": ""}
+    finding = {"item": "fastlib", "state": "ok", "explanation": "1.0", "hint": ""}
     there = {"name": "bad", "plugin": "bad_plugin", "findings": [finding]}
-    report = {"interpreters": [{"python": "x", "error": "", "remedy": "", "diagnostics": [there]}]}
+    report = {"interpreters": [{"python": "x", "error": "", "hint": "", "diagnostics": [there]}]}
     (tmp_path / "report.json").write_text(json.dumps(report))
     python = make_program("bin/python", f"cat {tmp_path / 'report.json'}")
 

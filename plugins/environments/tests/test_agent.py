@@ -394,7 +394,7 @@ def test_tools_of_the_run_beside_whole_turns_are_refused():
     ],
 )
 def test_a_wrong_config_is_one_line(changes, text):
-    """A wrong environment is refused when the run is built, in one line with the remedy."""
+    """A wrong environment is refused when the run is built, in one line with the hint."""
     with pytest.raises(ConfigError) as caught:
         make_agent(EnvironmentConfig(**changes), Resources(chat=probe_chat()))
 

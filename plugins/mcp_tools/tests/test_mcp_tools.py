@@ -108,7 +108,7 @@ def test_parallel_calls_open_one_process(tools: tuple[Tool, ...]) -> None:
 
 def test_failures_are_texts_for_the_model(tools: tuple[Tool, ...]) -> None:
     """Errors of a tool, wrong arguments and images are said in words."""
-    failed, misfit, image, unknown = run_episode(
+    failed, mismatch, image, unknown = run_episode(
         tools,
         ("fail", {}),
         ("add_note", {"text": 5}),
@@ -118,8 +118,8 @@ def test_failures_are_texts_for_the_model(tools: tuple[Tool, ...]) -> None:
 
     assert failed.error
     assert "no such note" in failed.text
-    assert misfit.error
-    assert "do not fit" in misfit.text
+    assert mismatch.error
+    assert "do not fit" in mismatch.text
     assert image.text == "[image/png, 6 bytes: cannot be shown as text]"
     assert unknown.error
     assert "notes://none" in unknown.text

@@ -10,4 +10,4 @@ def test_findings(monkeypatch):
     absent = {found.item: found for found in diagnose()}
 
     assert ["ok", "ok", "limited", "limited"] == [found.state for found in installed.values()]
-    assert ("missing", "pip install turnwise-openai-engine") == (absent["aiohttp"].state, absent["aiohttp"].remedy)
+    assert ("missing", "pip install turnwise-openai-engine") == (absent["aiohttp"].state, absent["aiohttp"].hint)

@@ -195,7 +195,7 @@ def test_prompt_suffix_ends_the_question(play, chat):
 
 
 def test_a_tag_of_several_tokens_is_refused():
-    """The error names the tag, its number of tokens, and a remedy."""
+    """The error names the tag, its number of tokens, and a hint."""
     resources = Resources(chat=ChatTemplate(byte_tokenizer()))
 
     with pytest.raises(ConfigError, match=r"tag '<Parallel>' \(tags.block\) is 10 tokens of this model: add it"):

@@ -129,7 +129,7 @@ def test_a_limit_out_of_range_is_refused(options: list[str], message: str) -> No
     [("3", r"tier 3 \(seatbelt\) does not exist"), ("5", "needs unsafe_subprocess"), ("0", r"tier 0 \(remote\)")],
 )
 def test_a_tier_that_does_not_work_is_an_error(tmp_path, tier: str, reason: str) -> None:
-    """The error is one line with the reason and both remedies, and the program does not run."""
+    """The error is one line with the reason and both hints, and the program does not run."""
     (tmp_path / "a.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(SandboxUnavailableError, match=reason) as caught:
         run_command("run", str(tmp_path / "a.py"), "--tier", tier)

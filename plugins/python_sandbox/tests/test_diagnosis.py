@@ -89,21 +89,21 @@ def test_each_finding_is_one_line(fail_tiers, failures: tuple[str, str]) -> None
     assert len({finding.item for finding in findings}) == len(findings)
     for finding in findings:
         assert finding.explanation
-        assert "\n" not in finding.explanation + finding.remedy
+        assert "\n" not in finding.explanation + finding.hint
 
 
 def test_a_complete_machine_needs_no_remedy(machine) -> None:
     """With everything present each state is ok, and nothing is left to do."""
-    assert {("ok", "")} == {(finding.state, finding.remedy) for finding in diagnose()}
+    assert {("ok", "")} == {(finding.state, finding.hint) for finding in diagnose()}
 
 
 @pytest.mark.parametrize(("failures", "state"), [(("no bubblewrap", ""), "limited"), (("x", "y"), "missing")])
 def test_a_missing_bubblewrap_names_its_package(machine, fail_tiers, failures: tuple[str, str], state: str) -> None:
-    """Its absence is a limit while tier 2 works, and the remedy is the package."""
+    """Its absence is a limit while tier 2 works, and the hint is the package."""
     fail_tiers(*failures)
     machine.setattr(diagnosis.shutil, "which", lambda _name: None)
 
-    assert (state, "apt-get install bubblewrap") == (find("bubblewrap").state, find("bubblewrap").remedy)
+    assert (state, "apt-get install bubblewrap") == (find("bubblewrap").state, find("bubblewrap").hint)
 
 
 @pytest.mark.parametrize(
@@ -117,24 +117,24 @@ def test_a_missing_bubblewrap_names_its_package(machine, fail_tiers, failures: t
     ],
 )
 def test_landlock_is_judged_by_its_abi(machine, abi: int, state: str, words: str) -> None:
-    """Without Landlock, and before ABI 6, the remedy names the version of Linux."""
+    """Without Landlock, and before ABI 6, the hint names the version of Linux."""
     machine.setattr(diagnosis.landlock, "detect_abi", lambda: abi)
 
     assert state == find("Landlock").state
-    assert words in find("Landlock").remedy
+    assert words in find("Landlock").hint
 
 
 def test_an_unknown_processor_is_missing(machine) -> None:
-    """No tier works without a system call table; the remedy has the processors with one."""
+    """No tier works without a system call table; the hint has the processors with one."""
     machine.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", "6.18", "1", "riscv64")))
     found = find("seccomp")
 
-    assert ("missing", "use one of x86_64, aarch64") == (found.state, found.remedy)
+    assert ("missing", "use one of x86_64, aarch64") == (found.state, found.hint)
     assert "riscv64" in found.explanation
 
 
 def test_an_interpreter_that_does_not_run_names_its_option(machine) -> None:
-    """The remedy is the option `python`."""
+    """The hint is the option `python`."""
 
     def fail(_python: str) -> None:
         raise SandboxUnavailableError("cannot run the interpreter '/x'")
@@ -143,23 +143,23 @@ def test_an_interpreter_that_does_not_run_names_its_option(machine) -> None:
     found = find("interpreter")
 
     assert ("missing", "cannot run the interpreter '/x'") == (found.state, found.explanation)
-    assert "`python`" in found.remedy
+    assert "`python`" in found.hint
 
 
 def test_tier_2_alone_names_the_stronger_tier(fail_tiers) -> None:
-    """Runs work, and the remedy is to mend tier 1."""
+    """Runs work, and the hint is to mend tier 1."""
     fail_tiers("no namespaces", "")
 
     assert "runs use tier 2 (landlock)" == find("sandbox").explanation
-    assert "tier 1 (namespaces)" in find("sandbox").remedy
+    assert "tier 1 (namespaces)" in find("sandbox").hint
 
 
 def test_without_a_tier_the_other_ways_are_named(fail_tiers) -> None:
-    """The remedy has both options that still run code."""
+    """The hint has both options that still run code."""
     fail_tiers("no namespaces", "no Landlock")
 
-    assert "remote_url" in find("sandbox").remedy
-    assert "unsafe_subprocess: true" in find("sandbox").remedy
+    assert "remote_url" in find("sandbox").hint
+    assert "unsafe_subprocess: true" in find("sandbox").hint
 
 
 def test_macos_has_tier_3_only(monkeypatch) -> None:

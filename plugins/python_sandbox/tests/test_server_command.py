@@ -115,7 +115,7 @@ def test_the_box_and_its_server_agree_on_the_directory(spec: ServerSpec, monkeyp
 
 @pytest.mark.parametrize("tier", [Tier.NAMESPACES, Tier.LANDLOCK])
 def test_a_closed_directory_of_packages_is_an_error(spec: ServerSpec, tier: Tier) -> None:
-    """Programs could import nothing from it; the error names the directory, the user and the remedy."""
+    """Programs could import nothing from it; the error names the directory, the user and the hint."""
     closed = spec.interpreter.packages[0]
     os.chmod(closed, 0o700)
     inherited = InheritedPaths()

@@ -33,7 +33,7 @@ def test_without_bubblewrap_the_next_tier_is_selected(monkeypatch) -> None:
 
 
 def test_refused_when_nothing_works(monkeypatch) -> None:
-    """Without a working tier nothing runs; the error has every reason and both remedies."""
+    """Without a working tier nothing runs; the error has every reason and both hints."""
     monkeypatch.setattr(
         "turnwise_python_sandbox.selftest.run_selftest", lambda spec: SelfTestResult(tier=spec.tier, failure="it leaks")
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turnwise.errors import InfrastructureError
 from turnwise.protocols import Resources, Tool
-from turnwise.record.spec import Counters, RecordedCall
+from turnwise.record.step_results import Counters, RecordedCall
 from turnwise.types import Task, ToolCall
 from turnwise_python_sandbox import PythonTool, PythonToolConfig, RunResult, SandboxConfig, Status, Tier
 from turnwise_python_sandbox.tool import format_observation, truncate

@@ -23,13 +23,13 @@ def installed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "remedy"), [(True, "pip install 'turnwise-sglang-engine[cuda]'"), (False, "follow the section 'Install'")]
+    ("gpu", "hint"), [(True, "pip install 'turnwise-sglang-engine[cuda]'"), (False, "follow the section 'Install'")]
 )
-def test_a_missing_sglang_comes_with_the_fitting_command(installed, gpu, remedy):
-    """A CPU needs several pip commands, so the remedy is the README."""
+def test_a_missing_sglang_comes_with_the_fitting_command(installed, gpu, hint):
+    """A CPU needs several pip commands, so the hint is the README."""
     found = installed(gpu=gpu)["sglang"]
 
-    assert (found.state, found.remedy.startswith(remedy)) == ("missing", True)
+    assert (found.state, found.hint.startswith(hint)) == ("missing", True)
 
 
 def test_a_cpu_has_more_needs_and_no_sleep(installed):
@@ -56,7 +56,7 @@ def test_sleep_on_a_gpu_needs_a_package(installed):
     """SGLang frees memory through torch_memory_saver."""
     found = installed("0.5.23", gpu=True)["sleep"]
 
-    assert (found.state, found.remedy) == ("limited", "pip install torch_memory_saver")
+    assert (found.state, found.hint) == ("limited", "pip install torch_memory_saver")
 
 
 @pytest.mark.parametrize(

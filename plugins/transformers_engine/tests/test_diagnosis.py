@@ -31,7 +31,7 @@ def test_a_missing_torch_comes_with_the_command(diagnose):
     """The plugin installs its own requirements."""
     found = diagnose("")["torch"]
 
-    assert (found.state, found.remedy) == ("missing", "pip install turnwise-transformers-engine")
+    assert (found.state, found.hint) == ("missing", "pip install turnwise-transformers-engine")
 
 
 def test_a_cpu_needs_nothing_else(diagnose):

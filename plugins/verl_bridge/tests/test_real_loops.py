@@ -169,7 +169,7 @@ def test_the_config_of_verl_has_the_run_s_values_and_the_user_s(folder):
     ],
 )
 def test_a_wrong_choice_is_one_line(folder, capsys, agent, problem):
-    """The error names the key or the file, and the cure."""
+    """The error names the key or the file, and the hint."""
     assert rollout(agent) != 0
 
     error = capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_a_missing_vllm_comes_with_the_fitting_command(installed, gpu, extra):
     found = installed(gpu=gpu)["vllm"]
 
     assert found.state == "missing"
-    assert found.remedy.startswith(f"pip install 'turnwise-vllm-engine{extra}'")
+    assert found.hint.startswith(f"pip install 'turnwise-vllm-engine{extra}'")
 
 
 def test_the_cpu_build_is_asked_about_the_cpu(installed):
@@ -42,10 +42,10 @@ def test_the_cpu_build_is_asked_about_the_cpu(installed):
 
 
 def test_a_build_for_gpus_without_a_gpu(installed):
-    """The remedy is the CPU build."""
+    """The hint is the CPU build."""
     found = installed("0.32.0", "cuda")["device"]
 
-    assert (found.state, "[cpu]" in found.remedy) == ("missing", True)
+    assert (found.state, "[cpu]" in found.hint) == ("missing", True)
 
 
 def test_nothing_heavy_is_imported():

@@ -48,14 +48,14 @@ def test_transports_of_gpus(monkeypatch):
 
 
 def test_missing_packages(monkeypatch):
-    """The remedy of each transport installs the extra that it needs."""
+    """The hint of each transport installs the extra that it needs."""
     monkeypatch.setattr(diagnosis, "find_spec", lambda name: None)
 
     found = {finding.item: finding for finding in diagnose()}
 
     assert ["missing"] * 3 == [found[name].state for name in TORCH_TRANSPORTS]
-    assert "pip install 'turnwise-weight-transports[torch]'" == found["gloo"].remedy
-    assert "pip install 'turnwise-weight-transports[ray]'" == found["ray"].remedy
+    assert "pip install 'turnwise-weight-transports[torch]'" == found["gloo"].hint
+    assert "pip install 'turnwise-weight-transports[ray]'" == found["ray"].hint
 
 
 def raise_error():

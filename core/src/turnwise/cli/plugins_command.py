@@ -67,6 +67,6 @@ def _table(host: Host) -> Table:
         for kind in host.kinds:
             shared = [name for name in plugin.registers.get(kind, ()) if len(host.registry(kind).owners(name)) > 1]
             lines += [f"{kind}: {name} is registered by several plugins, and none has it" for name in shared]
-        text = f"{plugin.error}{plugin.remedy}" if plugin.error else "\n".join(lines)
+        text = f"{plugin.error}{plugin.hint}" if plugin.error else "\n".join(lines)
         table.add_row(plugin.name, plugin.version, plugin.state, text)
     return table

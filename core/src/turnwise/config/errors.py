@@ -35,11 +35,11 @@ _WORDS: Mapping[object, str] = {
     type(None): "null",
 }
 _MAX_SHOWN = 80
-MISFITS = (ValueError, TypeError, KeyError, OverflowError, CattrsError)
+MISMATCHES = (ValueError, TypeError, KeyError, OverflowError, CattrsError)
 
 
-class MisfitAtKeyError(ValueError):
-    """A misfit of one key of the value at hand."""
+class MismatchAtKeyError(ValueError):
+    """A mismatch of one key of the value at hand."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -54,23 +54,23 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def misfit(kind: object, value: object, end: str = "") -> ValueError:
+def mismatch(kind: object, value: object, end: str = "") -> ValueError:
     """Return the error for a value of the wrong type; its text names the expected one."""
     return ValueError(f"expected {_expected(kind)}, got {shown(value)}{end}")
 
 
-def misfit_lines(error: BaseException, path: str, kind: object) -> Iterator[str]:
-    """Yield one line for each misfit, in the order of the fields; `path` is the place of the whole value."""
+def mismatch_lines(error: BaseException, path: str, kind: object) -> Iterator[str]:
+    """Yield one line for each mismatch, in the order of the fields; `path` is the place of the whole value."""
     if isinstance(error, BaseValidationError):
         for each in error.exceptions:
             key, inner = _place(each)
-            yield from misfit_lines(each, _joined(path, key), inner or error.cl)
+            yield from mismatch_lines(each, _joined(path, key), inner or error.cl)
     elif isinstance(error, ForbiddenExtraKeysError):
         for key in sorted(map(str, error.extra_fields)):
             place = _joined(path, key)
             entry = find_peer_key(place)
             yield f"{place}: unknown key{f'; {entry.hint}' if entry else hint_for(key, path, error.cl)}"
-    elif isinstance(error, MisfitAtKeyError):
+    elif isinstance(error, MismatchAtKeyError):
         yield f"{_joined(path, error.key)}: {error}"
     elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):
         yield f"{path}: missing; expected {_expected(kind)}"

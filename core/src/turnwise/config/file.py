@@ -75,7 +75,7 @@ def read_config(source: str | Path | JsonObject, overrides: Iterable[str] = ()) 
 
 
 def structure_config(data: object, base_dir: Path) -> RunConfig:
-    """Make a run's config from plain values; `ConfigError` with one line for each misfit."""
+    """Make a run's config from plain values; `ConfigError` with one line for each mismatch."""
     own, sections = split_sections(data) if isinstance(data, Mapping) else (data, {})
     try:
         return evolve(structure(own, RunConfig), base_dir=base_dir, sections=sections)

@@ -148,8 +148,8 @@ class OwnCode:
         except ModuleNotFoundError as error:
             # The folder is not added to the path: each file in it could replace a library, in every process of the run.
             beside = any((self.base_dir / f"{error.name}{end}").exists() for end in ("", FILE_END))
-            cure = f"; a file beside the config is found by ./FILE.py:NAME, or with PYTHONPATH={self.base_dir}"
-            raise ConfigError(f"cannot be imported: {error}{cure if beside else ''}") from error
+            hint = f"; a file beside the config is found by ./FILE.py:NAME, or with PYTHONPATH={self.base_dir}"
+            raise ConfigError(f"cannot be imported: {error}{hint if beside else ''}") from error
         except (Exception, SystemExit) as error:
             raise ConfigError(f"cannot be imported: {describe(error)}") from error
 
@@ -201,8 +201,8 @@ def build_own(host: Host, kind: str, choice: Choice, resources: Resources, path:
         raise
     except Exception as error:
         raise ConfigError(f"{where} cannot be built: {describe(error)}") from error
-    if misfit := host.registry(kind).misfit(part):
-        raise ConfigError(f"{where}: it is {misfit}")
+    if mismatch := host.registry(kind).mismatch(part):
+        raise ConfigError(f"{where}: it is {mismatch}")
     return part
 
 
@@ -222,7 +222,7 @@ def _instance(found: type, options: Options, resources: Resources, base_dir: Pat
 
 def _adapted(host: Host, kind: str, found: object, choice: Choice, resources: Resources) -> object:
     registry = host.registry(kind)
-    fits = not registry.misfit(found)
+    fits = not registry.mismatch(found)
     if fits and not choice.options:
         return found
     schema = {"schema": choice.schema} if isinstance(choice, ToolChoice) and choice.schema is not None else {}
@@ -233,5 +233,5 @@ def _adapted(host: Host, kind: str, found: object, choice: Choice, resources: Re
     if fits:
         raise ConfigError(f"an object takes no options, got {', '.join(choice.options)}")
     if callable(found):
-        raise PluginError(f"no adapter makes a {registry.kind} of a function{host.remedies('functions')}")
+        raise PluginError(f"no adapter makes a {registry.kind} of a function{host.hints('functions')}")
     return found

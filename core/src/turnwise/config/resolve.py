@@ -41,7 +41,7 @@ def load_resolved(source: str | Path | JsonObject, overrides: Iterable[str] = ()
         The config with the plugins' defaults filled in, and the loaded plugins.
 
     Raises:
-        ConfigError: the file cannot be read, or values do not fit. The text has one line for each misfit; misfits of
+        ConfigError: the file cannot be read, or values do not fit. The text has one line for each mismatch; those of
             the core's keys and of plugin options come together.
         PluginError: a plugin that the config lists is missing or broken.
     """
@@ -50,8 +50,8 @@ def load_resolved(source: str | Path | JsonObject, overrides: Iterable[str] = ()
         try:
             config = structure_config(data, base_dir)
         except ConfigError as error:
-            # The user mends all misfits in one go, so the options of well-formed choices are checked as well.
-            raise ConfigError("\n".join([str(error), *_misfits_of_choices(data, base_dir)])) from error
+            # The user mends all mismatches in one go, so the options of well-formed choices are checked as well.
+            raise ConfigError("\n".join([str(error), *_mismatches_of_choices(data, base_dir)])) from error
         host = load_plugins(config)
         return resolve(config, host), host
 
@@ -110,7 +110,7 @@ def build_part(
     Raises:
         PluginError: the name is unknown, the part does not fulfil its protocol, or the factory raised something that is
             no `TurnwiseError`; those pass unchanged.
-        ConfigError: the options do not fit; one line for each misfit. A factory's own error of the config gets the
+        ConfigError: the options do not fit; one line for each mismatch. A factory's own error of the config gets the
             place and the part, unless its text names the part.
     """
     chosen = Choice(choice) if isinstance(choice, str) else choice
@@ -167,8 +167,8 @@ class _Resolver:
             return value
 
 
-def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
-    """Return the misfits of plugin options in well-formed sections of a config that is not well-formed as a whole."""
+def _mismatches_of_choices(data: object, base_dir: Path) -> list[str]:
+    """Return the mismatches of plugin options in the well-formed sections of a config that is not well-formed."""
     if not isinstance(data, Mapping):
         return []
     try:
@@ -178,7 +178,7 @@ def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
     attrs.resolve_types(RunConfig)
     kinds, sections = kinds_of(RunConfig), {}
     for name in ("modules", *kinds):
-        with suppress(ConfigError):  # reported with the misfits of the core's own keys
+        with suppress(ConfigError):  # reported with the mismatches of the core's own keys
             if name in data:
                 sections[name] = structure(data[name], attrs.fields_dict(RunConfig)[name].type)
     resolver = _Resolver(host, OwnCode(base_dir=base_dir, modules=sections.pop("modules", ())))

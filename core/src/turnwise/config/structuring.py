@@ -25,14 +25,14 @@ from cattrs.errors import IterableValidationError, IterableValidationNote, Struc
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from turnwise.config.errors import (
-    MISFITS,
-    MisfitAtKeyError,
+    MISMATCHES,
+    MismatchAtKeyError,
     dotted,
     is_enum,
     is_list,
     is_literal,
-    misfit,
-    misfit_lines,
+    mismatch,
+    mismatch_lines,
     shown,
 )
 from turnwise.config.parts import FILE_END, IN_FILE, Choice, CodePlace, ToolChoice, TypeForm, file_fields, plain
@@ -60,15 +60,15 @@ def structure(data: object, kind: TypeForm, *, path: str = "", base_dir: Path | 
         base_dir: folder that relative `pathlib.Path` values start from; None leaves them as they are.
 
     Raises:
-        ConfigError: it does not fit; one line for each misfit.
+        ConfigError: it does not fit; one line for each mismatch.
         PluginError: `kind` holds a type that no config value can have.
     """
     try:
         return _converter(base_dir).structure(data, kind)
     except StructureHandlerNotFoundError as error:
         raise PluginError(f"{dotted(path, '')}{kind} cannot be read from a config: {error}") from error
-    except MISFITS as error:
-        raise ConfigError("\n".join(misfit_lines(error, path, kind))) from error
+    except MISMATCHES as error:
+        raise ConfigError("\n".join(mismatch_lines(error, path, kind))) from error
 
 
 def unstructure(value: object) -> Any:
@@ -128,7 +128,7 @@ def _structure_scalar(value: object, kind: object) -> object:
         return float(value)
     if type(value) is not kind:
         quotes = "; put it in quotes" if kind is str and type(value) in (bool, int, float) else ""
-        raise misfit(kind, value, quotes)
+        raise mismatch(kind, value, quotes)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
     return value
@@ -141,18 +141,18 @@ def _one_of(value: object, allowed: tuple[object, ...], kind: object) -> object:
             return member
     names = tuple(str(member) for member in allowed)
     hint = did_you_mean(value, names) if isinstance(value, str) else ""
-    raise misfit(kind, value, hint if "did you mean" in hint else "")
+    raise mismatch(kind, value, hint if "did you mean" in hint else "")
 
 
 def _structure_path(value: object, base_dir: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise misfit(Path, value)
+        raise mismatch(Path, value)
     return Path(value).expanduser() if base_dir is None else base_dir / Path(value).expanduser()
 
 
 def _structure_place(value: object, base_dir: Path | None) -> str:
     if not isinstance(value, str):
-        raise misfit(str, value)
+        raise mismatch(str, value)
     home, colon, name = value.rpartition(":")
     if base_dir is None or not home.endswith(FILE_END):
         return value
@@ -163,13 +163,13 @@ def _structure_choice(value: object, _kind: object) -> Choice:
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping):
-        raise misfit(Choice, value)
+        raise mismatch(Choice, value)
     if "name" not in value:
         joined = any(isinstance(key, str) and key.startswith("name:") for key in value)
-        cure = "; write a space behind each colon" if joined else ""
-        raise MisfitAtKeyError("name", f"missing; the section has only {_keys(value)}{cure}")
+        hint = "; write a space behind each colon" if joined else ""
+        raise MismatchAtKeyError("name", f"missing; the section has only {_keys(value)}{hint}")
     if not isinstance(value["name"], str):
-        raise MisfitAtKeyError("name", f"expected text, got {shown(value['name'])}")
+        raise MismatchAtKeyError("name", f"expected text, got {shown(value['name'])}")
     return Choice(value["name"], {key: item for key, item in value.items() if key != "name"})
 
 
@@ -178,7 +178,7 @@ def _structure_tool(value: object, _kind: object) -> ToolChoice:
     if isinstance(value, Mapping) and "class_name" in value and "name" not in value:
         raise ValueError("an entry with class_name; write all such entries to a file, and name it in tools_file")
     if schema is not None and not isinstance(schema, Mapping):
-        raise MisfitAtKeyError("schema", f"expected a section of keys, got {shown(schema)}")
+        raise MismatchAtKeyError("schema", f"expected a section of keys, got {shown(schema)}")
     if isinstance(value, Mapping):
         value = {key: item for key, item in value.items() if key != "schema"}
     choice = _structure_choice(value, Choice)
@@ -197,7 +197,7 @@ def _list_hook(kind: TypeForm, converter: Converter) -> Structure:
 
     def structure_list(value: object, _kind: object) -> object:
         if not isinstance(value, list | tuple | AbstractSet):
-            raise misfit(kind, value)
+            raise mismatch(kind, value)
         if fixed and len(value) != len(kinds):
             raise ValueError(f"expected a list of {len(kinds)} items, got {shown(value)}")
         return build(_items(value, kinds if fixed else repeat(kinds[0]), converter))
@@ -211,7 +211,7 @@ def _items(values: Iterable[object], kinds: Iterable[TypeForm], converter: Conve
     for index, (value, kind) in enumerate(zip(values, kinds, strict=False)):
         try:
             items.append(converter.structure(value, kind))
-        except MISFITS as error:
+        except MISMATCHES as error:
             error.add_note(IterableValidationNote(f"item {index}", index, kind))
             errors.append(error)
     if errors:
@@ -224,7 +224,7 @@ def _mapping_hook(kind: TypeForm, converter: Converter) -> Structure:
 
     def structure_mapping(value: object, _kind: object) -> object:
         if not isinstance(value, Mapping):
-            raise misfit(kind, value)
+            raise mismatch(kind, value)
         return inner(value, kind)
 
     return structure_mapping
@@ -240,9 +240,9 @@ def _alternative_hook(kind: object, converter: Converter) -> Structure:
         for member in sorted(members - {type(None)}, key=lambda member: type(value) is not member):
             try:
                 return converter.structure(value, member)
-            except MISFITS:
+            except MISMATCHES:
                 continue
-        raise misfit(kind, value)
+        raise mismatch(kind, value)
 
     return structure_alternative
 
@@ -261,7 +261,7 @@ def _class_hook(kind: TypeForm, converter: Converter, base_dir: Path | None) -> 
     def structure_class(value: object, _kind: object) -> object:
         if not isinstance(value, Mapping):
             empty = "; remove the key to use the defaults" if value is None else ""
-            raise misfit(kind, value, empty)
+            raise mismatch(kind, value, empty)
         partial = {name: own | value[name] for name, own in sections.items() if isinstance(value.get(name), Mapping)}
         return inner({**paths, **value, **partial}, kind)
 

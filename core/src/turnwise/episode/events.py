@@ -10,7 +10,8 @@ from attrs import frozen
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import EpisodeStarted, RewardFinished, ToolFinished, TurnFinished, unix_s
 from turnwise.record.result import EpisodeResult
-from turnwise.record.spec import EpisodeSpec, RecordedCall
+from turnwise.record.spec import EpisodeSpec
+from turnwise.record.step_results import RecordedCall
 from turnwise.types import GenerateRequest, GenerateResult
 
 

@@ -19,7 +19,8 @@ from turnwise.episode.records import EpisodeRecords
 from turnwise.layout import Objective
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordMark
-from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.types import FinishReason, Message, Reply, ToolCall, copy_json
 
 

@@ -35,7 +35,8 @@ from turnwise.layout import Objective
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ReachedLimit, Room
 from turnwise.record.lineage import RecordLineage
-from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition
+from turnwise.record.spec import EpisodeSpec
+from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
 from turnwise.tools.session import MAX_NAME, ToolSession
 from turnwise.types import (

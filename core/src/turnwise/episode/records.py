@@ -9,7 +9,7 @@ from turnwise.errors import BudgetExhausted, TrajectoryError
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ENGINE_CONTEXT, RECORDS, RESPONSE, Room
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
-from turnwise.record.spec import TurnPosition
+from turnwise.record.step_results import TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
 
 

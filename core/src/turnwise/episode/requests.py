@@ -13,7 +13,8 @@ from attrs import evolve, frozen
 from turnwise.episode.setup import Limits
 from turnwise.errors import BudgetExhausted, EngineError
 from turnwise.record.limit import AGENT_TURN, SAMPLED, TURN, VALIDATION_TURN, Room
-from turnwise.record.spec import Counters, EpisodeSpec, RecordedTurn, TurnPosition
+from turnwise.record.spec import EpisodeSpec
+from turnwise.record.step_results import Counters, RecordedTurn, TurnPosition
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams, TokenArray
 
 _MAX_LOGPROB: Final = 1e-3

@@ -54,7 +54,7 @@ def main() -> int:
         except Exception as error:
             raise_disk_error(error)
             raise
-    except Exception as error:  # noqa: BLE001 - the parent process names the file and the cure
+    except Exception as error:  # noqa: BLE001 - the parent process names the file and the hint
         number = error.errno if isinstance(error, OSError) else None
         report = {"kind": type(error).__name__, "text": first_line(error), "errno": number}
         sys.stdout.write(json.dumps(report) + "\n")

@@ -48,7 +48,7 @@ def fetch(source: ModelSource, *, weights: bool) -> FoundModel:
         weights: the weights are needed too.
 
     Raises:
-        ConfigError: it does not exist, may not be read, or cannot be downloaded; one line with the cure.
+        ConfigError: it does not exist, may not be read, or cannot be downloaded; one line with the hint.
     """
     hub = _import_hub(source)
     with _clear_errors(hub, source), _without_retry_lines():
@@ -273,8 +273,8 @@ def _clear_errors(hub: Any, source: ModelSource) -> Iterator[None]:
 def _describe(hub: Any, source: ModelSource, error: Exception) -> str:
     errors, endpoint, name = hub.errors, hub.constants.ENDPOINT, source.path
     if isinstance(error, errors.GatedRepoError):
-        cure = f"accept its conditions at {endpoint}/{name}, then set HF_TOKEN or run `hf auth login`"
-        return f"{source.key}: {name} is gated, and this machine may not read it: {cure}"
+        hint = f"accept its conditions at {endpoint}/{name}, then set HF_TOKEN or run `hf auth login`"
+        return f"{source.key}: {name} is gated, and this machine may not read it: {hint}"
     if isinstance(error, errors.RepositoryNotFoundError):
         missing = f"there is no directory {str(source.file)!r}, and {endpoint} shows no model {name!r}"
         return f"{source.key}: {missing}: check the spelling, or set HF_TOKEN if the model is private"
@@ -285,9 +285,9 @@ def _describe(hub: Any, source: ModelSource, error: Exception) -> str:
 
 
 def _describe_offline(hub: Any, source: ModelSource) -> str:
-    cure = f"unset HF_HUB_OFFLINE, or run `hf download {source.path}` where there is a network"
+    hint = f"unset HF_HUB_OFFLINE, or run `hf download {source.path}` where there is a network"
     missing = f"{hub.constants.HF_HUB_CACHE} lacks {source.path} or a part of it"
-    return f"there is no directory {str(source.file)!r}, HF_HUB_OFFLINE is set, and {missing}: {cure}"
+    return f"there is no directory {str(source.file)!r}, HF_HUB_OFFLINE is set, and {missing}: {hint}"
 
 
 def _describe_transfer(hub: Any, source: ModelSource, error: Exception) -> str:
@@ -296,8 +296,8 @@ def _describe_transfer(hub: Any, source: ModelSource, error: Exception) -> str:
         return _describe_offline(hub, source)
     reason = first_line(_cause(error))
     if isinstance(error, errors.RevisionResolutionError):
-        cure = f"check the network and HF_ENDPOINT, or give a folder with {name}"
-        return f"{endpoint} cannot be reached, and {cache} lacks {name}: {reason}: {cure}"
+        hint = f"check the network and HF_ENDPOINT, or give a folder with {name}"
+        return f"{endpoint} cannot be reached, and {cache} lacks {name}: {reason}: {hint}"
     if isinstance(error, errors.HfHubHTTPError):
         status = getattr(getattr(error, "response", None), "status_code", None)
         denied = "HF_TOKEN is wrong or lacks the right to read it" if status in (401, 403) else "try again later"
@@ -306,8 +306,8 @@ def _describe_transfer(hub: Any, source: ModelSource, error: Exception) -> str:
         return f"{name!r} is neither a directory nor the id of a model: {reason}"
     system = next((each for each in _chain(error) if _is_of_disk(each, hub)), None)
     if system is not None:
-        cure = "free some space" if system.errno in _FULL else "make it writable"
-        return f"{cache}: {system.strerror}: {cure}, or set HF_HOME to another disk"
+        hint = "free some space" if system.errno in _FULL else "make it writable"
+        return f"{cache}: {system.strerror}: {hint}, or set HF_HOME to another disk"
     return f"the download of {name} from {endpoint} broke off: {reason}; the same command continues it"
 
 

@@ -45,7 +45,7 @@ class LoadedPlugin(PluginPin):
 
     Attributes:
         state: `ok`, or `broken` when it cannot be used.
-        error: why it is broken, on one line with the remedy.
+        error: why it is broken, on one line with the hint.
         registers: the names it registered, by the host's registry.
         wraps: the kinds of parts that its hooks wrap.
         section: its own section of a config; None if it has none.
@@ -63,7 +63,7 @@ class LoadedPlugin(PluginPin):
         return f"{self.distribution} {self.version} (module {self.module})"
 
     @property
-    def remedy(self) -> str:
+    def hint(self) -> str:
         """The end of an error text: the ways to continue without the plugin."""
         others = f"leave {self.name!r} out of {ALLOW_VARIABLE} and of the config's plugins"
         return f"; to continue without it: pip uninstall {self.distribution or self.name}, or {others}"
@@ -131,9 +131,9 @@ class Host:
                 f"{error} ({sources}); uninstall one, or leave it out of {ALLOW_VARIABLE}"
             ) from None
         except PluginError as error:
-            raise PluginError(f"{error}{self.remedies(name)}") from None
+            raise PluginError(f"{error}{self.hints(name)}") from None
 
-    def remedies(self, name: str) -> str:
+    def hints(self, name: str) -> str:
         """Return the end of an error about a missing part: the plugin that is not loaded, and a package to install."""
         broken = "".join(f"; plugin {plugin.name!r} is broken, it {plugin.error}" for plugin in self.broken)
         distributions = InstalledDistributions()
@@ -229,7 +229,7 @@ class _Loading:
         except PluginError as error:
             plugin = self.plugins[name]
             if name in self.required:
-                raise type(error)(f"plugin {name!r} of {plugin.source} {error}{plugin.remedy}") from error
+                raise type(error)(f"plugin {name!r} of {plugin.source} {error}{plugin.hint}") from error
             for registry in map(self.host.registry, self.host.kinds):
                 registry.remove(name)
             self.host.specs.remove(name)

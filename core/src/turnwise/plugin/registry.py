@@ -121,14 +121,14 @@ class Registry(Generic[T]):
 
     def check(self, part: object) -> None:
         """Raise `PluginError` for a part that does not fulfil the contract."""
-        if misfit := self.misfit(part):
-            raise PluginError(f"its factory returned {misfit}")
+        if mismatch := self.mismatch(part):
+            raise PluginError(f"its factory returned {mismatch}")
 
-    def misfit(self, part: object) -> str:
+    def mismatch(self, part: object) -> str:
         """Return the type of a part and the attributes that its contract misses in it; empty for a good part."""
         contract = self.contract
         if isinstance(part, tuple):  # the tools of a server
-            return next(filter(None, map(self.misfit, part)), "")
+            return next(filter(None, map(self.mismatch, part)), "")
         if contract is None or isinstance(part, contract):
             return ""
         names = sorted({*contract.__annotations__, *vars(contract)})

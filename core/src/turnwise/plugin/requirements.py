@@ -1,4 +1,4 @@
-"""Installed distributions, and the packages that they require and that are not installed, with the remedy."""
+"""Installed distributions, and the packages that they require and that are not installed, with the hint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class InstalledDistributions:
 
     def unmet_requirements(self, name: str, only: str = "") -> Iterator[str]:
         """
-        Yield what the requirements of a distribution lack, with the remedy: one text for each requirement.
+        Yield what the requirements of a distribution lack, with the hint: one text for each requirement.
 
         Args:
             name: of an installed distribution; empty for one that is not known, which lacks nothing.

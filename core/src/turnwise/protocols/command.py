@@ -44,13 +44,13 @@ class Finding:
         state: `ok`; `missing` if a part cannot run without it; `limited` if the part runs with less; `broken` if it is
             present and does not work.
         explanation: one line: the observation and its effect.
-        remedy: one line: the command or option that changes it; empty if there is nothing to do.
+        hint: one line: the command or option that changes it; empty if there is nothing to do.
     """
 
     item: str
     state: FindingState = field(validator=validators.in_(get_args(FindingState)))
     explanation: str
-    remedy: str = ""
+    hint: str = ""
 
 
 @runtime_checkable

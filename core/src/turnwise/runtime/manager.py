@@ -31,7 +31,7 @@ from turnwise.runtime.finished import FinishedEpisodes, OpenEpisodes, TaskFeed
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread, T
-from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions, UnfinishedEpisodes
+from turnwise.runtime.partial import CompletionThreshold, RolloutCall, RolloutOptions, UnfinishedEpisodes
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.prompt_lengths import check_prompts
 from turnwise.runtime.wait_reports import WaitReports
@@ -80,7 +80,7 @@ class RolloutManager(EngineControl):
     _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
     _reports: WaitReports = field(init=False)
-    _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # in order; on the runtime's loop alone
+    _calls: dict[RolloutCall, None] = field(factory=dict, init=False)  # in order; on the runtime's loop alone
 
     def __attrs_post_init__(self) -> None:
         self._reports = WaitReports(self.runtime, self.observers)
@@ -206,7 +206,7 @@ class RolloutManager(EngineControl):
         with self._lock:
             self._counts["resumed"] += sum(unfinished.started for unfinished in resumed)
         finished = FinishedEpisodes(len(specs), self._accept)
-        call = PartialCall(EpisodeFeed.of(specs), len(specs), threshold, finished.put_episode, self._keep)
+        call = RolloutCall(EpisodeFeed.of(specs), len(specs), threshold, finished.put_episode, self._keep)
         self._emit_started(len(specs), global_step, validation)
         self._launch(call, finished)
         return finished
@@ -240,7 +240,7 @@ class RolloutManager(EngineControl):
             return self._accept(item)
 
         finished = FinishedEpisodes(0, accept)
-        call = PartialCall(EpisodeFeed(), 0, CompletionThreshold(), finished.put_episode, self._keep)
+        call = RolloutCall(EpisodeFeed(), 0, CompletionThreshold(), finished.put_episode, self._keep)
         self._launch(call, finished).add_done_callback(lambda _done: episodes.close())
         rollouts = self.plan.count_rollouts()
 
@@ -317,7 +317,7 @@ class RolloutManager(EngineControl):
 
         return self.plan.postprocessed(collate_packed(results, pad_token_id=self.plan.pad_token_id))
 
-    def _launch(self, call: PartialCall, finished: FinishedEpisodes) -> Future[None]:
+    def _launch(self, call: RolloutCall, finished: FinishedEpisodes) -> Future[None]:
         """Start a call; its episodes, and then an error or the end, come to `finished` from the runtime's thread."""
         running = self._running_thread().submit(self._run(call, finished))
         # Also when the loop breaks, and `_run` with it. A second error has no reader.
@@ -333,7 +333,7 @@ class RolloutManager(EngineControl):
             raise TurnwiseError("the manager is not running: use it in a with statement, or call start()")
         return self._thread
 
-    async def _run(self, call: PartialCall, finished: FinishedEpisodes) -> None:
+    async def _run(self, call: RolloutCall, finished: FinishedEpisodes) -> None:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
         self._calls[call] = None
         self._reports.num_calls = len(self._calls)

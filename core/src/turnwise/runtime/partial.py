@@ -109,7 +109,7 @@ class UnfinishedEpisodes:
 
 
 @define(eq=False)
-class PartialCall:
+class RolloutCall:
     """
     One call, on the event loop of the runtime.
 

@@ -50,8 +50,8 @@ class PartWrapper:
             try:
                 part = self.host.wrapping.wrap(plugin, kind, part, contract, run)
             except WrapperError as error:
-                cure = f"remove the section {plugin!r}, and leave it out of plugins"
-                raise WrapperError(f"{error}; to continue without it, {cure}") from error
+                hint = f"remove the section {plugin!r}, and leave it out of plugins"
+                raise WrapperError(f"{error}; to continue without it, {hint}") from error
         return part
 
     def plugins(self, kind: str) -> tuple[str, ...]:

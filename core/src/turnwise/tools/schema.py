@@ -33,7 +33,7 @@ class CompiledSchema:
     _validator: jsonschema_rs.Validator = field(repr=False)
 
     def complaint(self, arguments: JsonObject) -> str:
-        """Return the misfit of a call's arguments as a text for the model; empty when they fit."""
+        """Return the mismatch of a call's arguments as a text for the model; empty when they fit."""
         plain = arguments if isinstance(arguments, dict) else dict(arguments)
         try:
             if self._validator.is_valid(plain):
@@ -48,7 +48,7 @@ def compile_schema(schema: object, origin: str = "") -> CompiledSchema:
     """
     Check a tool schema in the OpenAI form and make it ready to check arguments.
 
-    A `ConfigError` is one line that names the tool, its source `origin`, and the misfit.
+    A `ConfigError` is one line that names the tool, its source `origin`, and the mismatch.
     """
     function = schema.get("function") if isinstance(schema, Mapping) else None
     if not isinstance(schema, Mapping) or schema.get("type") != "function" or not isinstance(function, Mapping):
@@ -85,7 +85,7 @@ def _refuse_remote(uri: str) -> NoReturn:
 
 
 def _complaint(error: jsonschema_rs.ValidationError) -> str:
-    """Return a misfit with its place. When all alternatives fail, it has the reason of each."""
+    """Return a mismatch with its place. When all alternatives fail, it has the reason of each."""
     reasons = list(_reasons(error))
     places = dict.fromkeys(_place(reason.instance_path) for reason in reasons)
     if len(places) == 1:

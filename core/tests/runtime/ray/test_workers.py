@@ -111,8 +111,8 @@ class LostNode:
 
     def _start(self, slot):
         slot.handle = FakeWorker()
-        self.group._doubts[slot.index].clear()
-        return asyncio.get_running_loop().create_task(self.group._recheck(slot))
+        self.group._unverified[slot.index].clear()
+        return asyncio.get_running_loop().create_task(self.group._verify(slot))
 
     def feed(self, count):
         """Add new episodes."""

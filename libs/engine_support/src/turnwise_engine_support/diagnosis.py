@@ -35,7 +35,7 @@ def release(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in match[0].split(".")) if match else ()
 
 
-def package_finding(*distributions: str, tested: str, oldest: str, remedy: str, below: str = "") -> Finding:
+def package_finding(*distributions: str, tested: str, oldest: str, hint: str, below: str = "") -> Finding:
     """
     Return whether one of some distributions is installed in a version that the engine works with.
 
@@ -43,19 +43,19 @@ def package_finding(*distributions: str, tested: str, oldest: str, remedy: str, 
         distributions: alternatives that provide the same package; the first names the item.
         tested: the version that the tests of the plugin ran with.
         oldest: the oldest version that the plugin accepts.
-        remedy: the command that installs a working version.
+        hint: the command that installs a working version.
         below: the first version that the plugin does not accept; empty if there is no limit.
     """
     item = distributions[0]
     name, found = installed_version(*distributions)
     if not found:
-        return Finding(item, "missing", f"{' or '.join(distributions)} is not installed here", remedy)
+        return Finding(item, "missing", f"{' or '.join(distributions)} is not installed here", hint)
     if release(found) < release(oldest):
-        return Finding(item, "missing", f"{name} {found} is older than {oldest}, the oldest that works", remedy)
+        return Finding(item, "missing", f"{name} {found} is older than {oldest}, the oldest that works", hint)
     if below and release(found) >= release(below):
-        return Finding(item, "missing", f"{name} {found} is too new: the engine needs a version below {below}", remedy)
+        return Finding(item, "missing", f"{name} {found} is too new: the engine needs a version below {below}", hint)
     if release(found) != release(tested):
-        return Finding(item, "limited", f"{name} {found} is installed; the tests ran with {tested}", remedy)
+        return Finding(item, "limited", f"{name} {found} is installed; the tests ran with {tested}", hint)
     return Finding(item, "ok", f"{name} {found} is installed, the version that the tests ran with")
 
 
@@ -85,12 +85,12 @@ def cpu_platform_finding(*, glibc: str = "") -> Finding:
     """
     python = platform.python_version()
     name = f"{platform.system()} {platform.machine()}, Python {python}"
-    remedy = "use Linux on x86-64 with Python 3.11 to 3.13, or a GPU"
+    hint = "use Linux on x86-64 with Python 3.11 to 3.13, or a GPU"
     if not is_linux_x86() or not (3, 11) <= sys.version_info < (3, 14):
-        return Finding("platform", "missing", f"there is no CPU build for {name}", remedy)
+        return Finding("platform", "missing", f"there is no CPU build for {name}", hint)
     found = platform.libc_ver()[1]
     if glibc and release(found) < release(glibc):
-        return Finding("platform", "missing", f"the CPU build needs glibc {glibc}, found {found or 'none'}", remedy)
+        return Finding("platform", "missing", f"the CPU build needs glibc {glibc}, found {found or 'none'}", hint)
     return Finding("platform", "ok", f"there is a CPU build for {name}")
 
 
@@ -111,19 +111,19 @@ def avx512_finding(*, required: bool, effect: str) -> Finding:
     )
 
 
-def shared_memory_finding(*, use: str, remedy: str) -> Finding:
+def shared_memory_finding(*, use: str, hint: str) -> Finding:
     """
     Return whether `/dev/shm` has room.
 
     Args:
         use: what the engine puts there, for the explanation.
-        remedy: how to enlarge it, or to do without.
+        hint: how to enlarge it, or to do without.
     """
     sizes = shared_memory()
     if sizes is None:
-        return Finding("shared memory", "limited", f"there is no /dev/shm for {use}", remedy)
+        return Finding("shared memory", "limited", f"there is no /dev/shm for {use}", hint)
     total, free = sizes
     text = f"/dev/shm has {free // _MIB} of {total // _MIB} MiB free for {use}"
     if free < _SMALL_SHARED_MEMORY:
-        return Finding("shared memory", "limited", text, remedy)
+        return Finding("shared memory", "limited", text, hint)
     return Finding("shared memory", "ok", text)

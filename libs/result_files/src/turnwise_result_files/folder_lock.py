@@ -91,13 +91,13 @@ def removed_folder(out: Path) -> DataError:
 
 
 @contextmanager
-def writing_to(out: Path, remedy: str) -> Iterator[None]:
+def writing_to(out: Path, hint: str) -> Iterator[None]:
     """
     Keep other runs out of a folder, and report a full or read-only disk in one line.
 
     Args:
         out: the folder.
-        remedy: last part of the report: how to continue.
+        hint: last part of the report: how to continue.
 
     Raises:
         ConfigError: another process holds the folder.
@@ -114,4 +114,4 @@ def writing_to(out: Path, remedy: str) -> Iterator[None]:
             raise removed_folder(out) from error
         if error.errno not in _DISK_ERRORS:
             raise
-        raise DataError(f"{out}: cannot be written: {error.strerror}; {remedy}") from error
+        raise DataError(f"{out}: cannot be written: {error.strerror}; {hint}") from error

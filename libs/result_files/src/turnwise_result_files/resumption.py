@@ -121,8 +121,8 @@ def refuse_failures(results: Sequence[EpisodeResult], again: str = "") -> None:
         fault = (lost or failed)[0].fault
         reason = f"{fault.owner}: {fault.kind}: {fault.message}" if fault else "unknown"
         count = "all" if len(failed) == len(results) else f"{len(failed)} of"
-        remedy = f"; to run the lost ones again: {again}" if lost and again else ""
-        raise EngineError(f"{count} {len(results)} episodes failed, the first by {reason}{remedy}")
+        hint = f"; to run the lost ones again: {again}" if lost and again else ""
+        raise EngineError(f"{count} {len(results)} episodes failed, the first by {reason}{hint}")
     if lost and again:
         write_error(f"turnwise: {len(lost)} episodes were lost by the engine or the infrastructure; again: {again}\n")
 

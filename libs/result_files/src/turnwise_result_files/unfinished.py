@@ -22,7 +22,8 @@ from turnwise.record.ended import EndedEpisode
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
-from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
 from turnwise_result_files.episode_rows import add_trajectory, read_episode, rows_of

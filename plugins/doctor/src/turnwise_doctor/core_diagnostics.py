@@ -57,8 +57,8 @@ def _hub() -> Finding:
     try:
         state = inspect_hub()
     except ConfigError as error:
-        remedy = "pip install 'turnwise[tokenizers]'"
-        return Finding(item, "limited", f"no model can be named by its id: {error}", remedy)
+        hint = "pip install 'turnwise[tokenizers]'"
+        return Finding(item, "limited", f"no model can be named by its id: {error}", hint)
     token = "with a token" if state.token else "without a token, so gated and private models are out of reach"
     where = f"{state.endpoint}, {token}; the cache {state.cache} has {state.free / 1e9:.1f} GB left"
     if state.offline:
@@ -111,6 +111,6 @@ def _ray_token() -> Finding:
         return Finding("Ray token", "ok", "a token is present; to join a cluster by address, set RAY_AUTH_MODE=token")
     if mode == "token":
         explanation = "RAY_AUTH_MODE is token, but this machine has no token, so a run can join no running cluster"
-        remedy = f"copy {_RAY_TOKEN_FILE} from the head of the cluster, or set RAY_AUTH_TOKEN"
-        return Finding("Ray token", "limited", explanation, remedy)
+        hint = f"copy {_RAY_TOKEN_FILE} from the head of the cluster, or set RAY_AUTH_TOKEN"
+        return Finding("Ray token", "limited", explanation, hint)
     return Finding("Ray token", "ok", "no token yet; Ray creates one for a cluster that a run starts")

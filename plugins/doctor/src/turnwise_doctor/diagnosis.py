@@ -71,8 +71,8 @@ def _checked(diagnostic: Diagnostic) -> Iterator[Finding]:
 
 
 def _broken(plugin: LoadedPlugin) -> Diagnosis:
-    remedy = f"pip install --force-reinstall {plugin.distribution}"
-    finding = Finding(plugin.name, "broken", f"{plugin.source} cannot be imported: {plugin.error}", remedy)
+    hint = f"pip install --force-reinstall {plugin.distribution}"
+    finding = Finding(plugin.name, "broken", f"{plugin.source} cannot be imported: {plugin.error}", hint)
     return Diagnosis(name=plugin.name, plugin=plugin.name, findings=(finding,))
 
 

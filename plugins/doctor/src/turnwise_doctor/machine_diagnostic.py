@@ -79,8 +79,8 @@ def torch_finding(*, has_gpu: bool) -> Finding:
     if found["names"]:
         return Finding("GPU in torch", "ok", f"{found['version']} can use {len(found['names'])} GPUs")
     if has_gpu:
-        remedy = "install a build of torch for the CUDA version of the driver"
-        return Finding("GPU in torch", "limited", f"{found['version']} cannot use the GPU", remedy)
+        hint = "install a build of torch for the CUDA version of the driver"
+        return Finding("GPU in torch", "limited", f"{found['version']} cannot use the GPU", hint)
     return Finding("GPU in torch", "ok", f"{found['version']} runs on the CPU")
 
 
@@ -106,13 +106,13 @@ def memory_finding() -> Finding:
 
 def shared_memory_finding() -> Finding:
     """Return size and free bytes of shared memory."""
-    remedy = "start the container with a larger --shm-size, such as 8g"
+    hint = "start the container with a larger --shm-size, such as 8g"
     if not _SHARED_MEMORY.is_dir():
-        return Finding("shared memory", "limited", f"there is no {_SHARED_MEMORY}", remedy)
+        return Finding("shared memory", "limited", f"there is no {_SHARED_MEMORY}", hint)
     usage = shutil.disk_usage(_SHARED_MEMORY)
     text = f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB of {_SHARED_MEMORY} are free"
     if usage.free < _ENOUGH_SHARED_MEMORY:
-        return Finding("shared memory", "limited", f"{text}; weights and Ray's objects pass through it", remedy)
+        return Finding("shared memory", "limited", f"{text}; weights and Ray's objects pass through it", hint)
     return Finding("shared memory", "ok", text)
 
 

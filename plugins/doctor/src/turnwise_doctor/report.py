@@ -31,7 +31,7 @@ _TIMEOUT_S: Final = 300.0
 _STYLES: Final = {"ok": "green", "missing": "yellow", "limited": "cyan", "broken": "bold red"}
 _FAILURES: Final = ("missing", "broken")
 Report = dict[str, Any]
-"""The diagnoses of one interpreter as JSON values: `python`, `error`, `remedy` and `diagnostics`."""
+"""The diagnoses of one interpreter as JSON values: `python`, `error`, `hint` and `diagnostics`."""
 
 
 def print_report(arguments: argparse.Namespace) -> int:
@@ -69,11 +69,11 @@ def diagnose_here(names: Sequence[str]) -> Report:
     # Packages may print when they are imported, and standard output belongs to the report.
     with contextlib.redirect_stdout(sys.stderr):
         diagnostics = [asdict(each) for each in diagnose(load(PluginRecipe()), names)]
-    return {"python": sys.executable, "error": "", "remedy": "", "diagnostics": diagnostics}
+    return {"python": sys.executable, "error": "", "hint": "", "diagnostics": diagnostics}
 
 
 def ask(python: str, names: Iterable[str]) -> Report:
-    """Return the report of another interpreter; if it cannot be asked, the report has the reason and a remedy."""
+    """Return the report of another interpreter; if it cannot be asked, the report has the reason and a hint."""
     if not (Path(python).is_file() and os.access(python, os.X_OK)):
         return _failure(python, "there is no such interpreter", f"python3 -m venv {Path(python).absolute().parents[1]}")
     command = [python, "-m", "turnwise.cli", "doctor", "--json", *names]
@@ -97,8 +97,8 @@ def _unanswered(python: str, errors: str) -> Report:
     return _failure(python, lines[-1] if lines else "it printed nothing", "")
 
 
-def _failure(python: str, error: str, remedy: str) -> Report:
-    return {"python": python, "error": error, "remedy": remedy, "diagnostics": []}
+def _failure(python: str, error: str, hint: str) -> Report:
+    return {"python": python, "error": error, "hint": hint, "diagnostics": []}
 
 
 def _works(name: str, reports: Iterable[Report]) -> bool:
@@ -115,7 +115,7 @@ def _print(report: Report) -> None:
     console = Console()
     if report["error"]:
         console.print(f"{report['python']}: {report['error']}", highlight=False)
-        console.print(f"  fix: {report['remedy']}" if report["remedy"] else "", highlight=False)
+        console.print(f"  fix: {report['hint']}" if report["hint"] else "", highlight=False)
         return
     console.print(report["python"], highlight=False)
     table = Table("checked by", "item", "state")
@@ -129,5 +129,5 @@ def _print(report: Report) -> None:
 
 def _cells(finding: dict[str, str]) -> tuple[str, Text, str]:
     state = Text(finding["state"], _STYLES[finding["state"]])
-    fix = f"\nfix: {finding['remedy']}" if finding["remedy"] else ""
+    fix = f"\nfix: {finding['hint']}" if finding["hint"] else ""
     return literal(finding["item"]), state, literal(finding["explanation"] + fix)

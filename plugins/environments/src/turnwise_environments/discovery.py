@@ -32,8 +32,8 @@ def find_factory(config: EnvironmentConfig, find_code: Callable[[str], object]) 
     except ConfigError as error:
         raise ConfigError(f"environment {name!r}: {str(error).removeprefix(f'{name}: ')}") from error
     except ImportError as error:
-        cure = f"; install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError(f"environment {name!r} cannot be imported: {error}{cure}") from error
+        hint = f"; install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError(f"environment {name!r} cannot be imported: {error}{hint}") from error
     if not callable(found):
         raise ConfigError(f"environment {name!r} is {type(found).__name__}, expected a class or a function")
 

@@ -101,7 +101,7 @@ class LiveEnvironment:
             return self._as_observation(await self._call(method, "finish", self.config.step_s), "finish")
 
     def complaint(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the misfit of a call's arguments as a text for the model; empty when they fit."""
+        """Return the mismatch of a call's arguments as a text for the model; empty when they fit."""
         try:
             error = next(self._validators[name].iter_errors(dict(arguments)), None)
         except ValueError as unreadable:  # nested too deeply, or a lone surrogate

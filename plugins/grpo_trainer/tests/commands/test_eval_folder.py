@@ -168,7 +168,7 @@ def test_results_are_replaced_only_when_asked(run_dir, capsys):
     ],
 )
 def test_options_that_do_not_fit(run_dir, capsys, arguments, text):
-    """One line names the option and the remedy, and no folder is made."""
+    """One line names the option and the hint, and no folder is made."""
     before = set(run_dir.iterdir())
 
     assert 2 == evaluate(*arguments)

@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_made(train, tmp_path, capsys):
 
 
 def test_a_full_disk(train, tmp_path, capsys):
-    """A device without space refuses a file: one line with the remedy. Another error of the system is a defect."""
+    """A device without space refuses a file: one line with the hint. Another error of the system is a defect."""
 
     def fill(_setup, _out, *, resume):
         with open("/dev/full", "w", encoding="utf-8") as file:
@@ -146,8 +146,8 @@ def test_a_full_disk(train, tmp_path, capsys):
 
     out = tmp_path / "out"
     assert 2 == train(fill, "--out", str(out))
-    remedy = f"turnwise train CONFIG --out {out} --resume continues from the latest checkpoint"
-    expected = f"turnwise: error: {out}: cannot be written: No space left on device; {remedy}\n"
+    hint = f"turnwise train CONFIG --out {out} --resume continues from the latest checkpoint"
+    expected = f"turnwise: error: {out}: cannot be written: No space left on device; {hint}\n"
     assert expected == capsys.readouterr().err
     assert 1 == train(miss, "--out", str(out))
     assert "FileNotFoundError" in capsys.readouterr().err

@@ -139,8 +139,8 @@ def _with_variables(name: str, server: ServerConfig) -> ServerConfig:
 
     def text(before: str) -> str:
         if foreign := _FOREIGN.search(before):
-            remedy = "write ${NAME} instead, and set this variable of the environment"
-            raise ConfigError(f"server {name!r}: only the program of the file can fill in {foreign[0]}; {remedy}")
+            hint = "write ${NAME} instead, and set this variable of the environment"
+            raise ConfigError(f"server {name!r}: only the program of the file can fill in {foreign[0]}; {hint}")
         return _VARIABLE.sub(value, before)
 
     def texts(before: Mapping[str, str]) -> dict[str, str]:

@@ -43,7 +43,7 @@ def start_backend(config: SandboxConfig) -> Backend:
     Start the best backend that the config allows and whose self-test passes on this machine.
 
     Raises:
-        SandboxUnavailableError: there is none; the text has the reasons and the remedies.
+        SandboxUnavailableError: there is none; the text has the reasons and the hints.
     """
     if config.remote_url:
         # Few runs need it, and an HTTP client is slow to import.

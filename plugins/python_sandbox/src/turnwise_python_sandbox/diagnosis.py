@@ -79,12 +79,12 @@ def _diagnose_bubblewrap(absent: FindingState) -> Finding:
 def _diagnose_landlock(absent: FindingState) -> Finding:
     abi = landlock.detect_abi()
     if not abi:
-        remedy = "use Linux 5.13 or later, and a container that does not hide Landlock"
-        return Finding("Landlock", absent, "not available; tier 2 needs it", remedy)
+        hint = "use Linux 5.13 or later, and a container that does not hide Landlock"
+        return Finding("Landlock", absent, "not available; tier 2 needs it", hint)
     if abi < _COMPLETE_LANDLOCK_ABI:
         explanation = f"ABI {abi}: seccomp alone blocks signals and abstract sockets"
-        remedy = f"use Linux 6.12 or later, whose ABI {_COMPLETE_LANDLOCK_ABI} blocks them too"
-        return Finding("Landlock", "limited", explanation, remedy)
+        hint = f"use Linux 6.12 or later, whose ABI {_COMPLETE_LANDLOCK_ABI} blocks them too"
+        return Finding("Landlock", "limited", explanation, hint)
     return Finding("Landlock", "ok", f"ABI {abi}")
 
 
@@ -107,10 +107,10 @@ def _diagnose_tier(result: SelfTestResult, failed: FindingState) -> Finding:
 
 def _diagnose_sandbox(results: Sequence[SelfTestResult], default: Tier | None) -> Finding:
     if default is None:
-        remedy = "mend a tier, or set remote_url, or unsafe_subprocess: true"
-        return Finding("sandbox", "missing", "no tier works, so runs are refused", remedy)
+        hint = "mend a tier, or set remote_url, or unsafe_subprocess: true"
+        return Finding("sandbox", "missing", "no tier works, so runs are refused", hint)
     if default is Tier.NAMESPACES:
         return Finding("sandbox", "ok", f"runs use {format_tier(default)}")
     better = " and ".join(format_tier(result.tier) for result in results if result.tier < default)
-    remedy = f"mend {better} for stronger isolation" if better else ""
-    return Finding("sandbox", "limited", f"runs use {format_tier(default)}", remedy)
+    hint = f"mend {better} for stronger isolation" if better else ""
+    return Finding("sandbox", "limited", f"runs use {format_tier(default)}", hint)

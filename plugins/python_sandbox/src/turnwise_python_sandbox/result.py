@@ -92,4 +92,4 @@ class RunResult:
 
 
 class SandboxUnavailableError(InfrastructureError):
-    """No isolation that the config allows works here; the text has the reason for each tier and the remedies."""
+    """No isolation that the config allows works here; the text has the reason for each tier and the hints."""

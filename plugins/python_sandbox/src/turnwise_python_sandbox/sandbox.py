@@ -34,7 +34,7 @@ class Sandbox:
         changes: fields of the config to change, such as ``preload=("sympy",)``.
 
     Raises:
-        SandboxUnavailableError: at the start, if no isolation works here; the text has the reasons and the remedies.
+        SandboxUnavailableError: at the start, if no isolation works here; the text has the reasons and the hints.
 
     Example:
         >>> with Sandbox(timeout_s=5) as sandbox:  # doctest: +SKIP

@@ -26,8 +26,8 @@ _CPU_PACKAGES = ("torch", "transformers")
 def diagnose() -> list[Finding]:
     """Return findings about SGLang, the device, and the memory that it needs."""
     gpu = has_gpu()
-    remedy = _INSTALL_CUDA if gpu else _INSTALL_CPU
-    findings = [package_finding("sglang", tested=TESTED, oldest=OLDEST, below=BELOW, remedy=remedy)]
+    hint = _INSTALL_CUDA if gpu else _INSTALL_CPU
+    findings = [package_finding("sglang", tested=TESTED, oldest=OLDEST, below=BELOW, hint=hint)]
     if gpu:
         findings.append(Finding("device", "ok", "a GPU is visible"))
     else:
@@ -35,7 +35,7 @@ def diagnose() -> list[Finding]:
     findings.append(
         shared_memory_finding(
             use="a bucket of new weights",
-            remedy="start the container with a larger --shm-size, or lower engine.weight_bucket_bytes",
+            hint="start the container with a larger --shm-size, or lower engine.weight_bucket_bytes",
         )
     )
     findings.append(_sleep_finding(gpu))
@@ -57,6 +57,6 @@ def _sleep_finding(gpu: bool) -> Finding:
     if not gpu:
         return Finding("sleep", "limited", "SGLang frees memory only on a GPU, so there is no sleep on a CPU")
     if find_spec("torch_memory_saver") is None:
-        remedy = "pip install torch_memory_saver"
-        return Finding("sleep", "limited", "sleep needs torch_memory_saver, which is not installed here", remedy)
+        hint = "pip install torch_memory_saver"
+        return Finding("sleep", "limited", "sleep needs torch_memory_saver, which is not installed here", hint)
     return Finding("sleep", "ok", "sleep is available: level 1 with weights_cpu_backup, and level 2")

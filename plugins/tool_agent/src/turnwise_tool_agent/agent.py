@@ -65,8 +65,8 @@ class ToolAgent:
         try:
             self._chat.prompt([{"role": "user", "content": "?"}], self._shown)
         except TemplateError as error:
-            remedy = "name a template in model.chat_template, or set tools_in_prompt if the prompts describe the tools"
-            raise ConfigError(f"agent 'tool_agent': {error}; {remedy}") from error
+            hint = "name a template in model.chat_template, or set tools_in_prompt if the prompts describe the tools"
+            raise ConfigError(f"agent 'tool_agent': {error}; {hint}") from error
 
     def _check_template(self) -> None:
         """Raise `ConfigError` for messages that the template cannot append, before every episode fails by them."""

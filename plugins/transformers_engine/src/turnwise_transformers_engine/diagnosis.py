@@ -20,8 +20,8 @@ def diagnose() -> list[Finding]:
     # The version of a torch build for the CPU ends with its name.
     build = "cpu" if "+cpu" in installed_version("torch")[1] else ""
     findings = [
-        package_finding("torch", remedy=_INSTALL, **_TORCH),
-        package_finding("transformers", remedy=_INSTALL, **_TRANSFORMERS),
+        package_finding("torch", hint=_INSTALL, **_TORCH),
+        package_finding("transformers", hint=_INSTALL, **_TRANSFORMERS),
         device_finding(build, gpu_remedy="install a CUDA build of torch", cpu_remedy=""),
     ]
     if has_gpu() and not any(find_spec(name) for name in _FLASH_PACKAGES):

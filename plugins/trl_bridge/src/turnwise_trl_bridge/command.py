@@ -72,7 +72,7 @@ class TrlCommand:
 
 
 def check_installed(command: str) -> None:
-    """Raise `ConfigError` with the cure if a package of the extra `trl` is missing."""
+    """Raise `ConfigError` with the hint if a package of the extra `trl` is missing."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"turnwise {command} needs {', '.join(missing)}: pip install 'turnwise-trl-bridge[trl]'")

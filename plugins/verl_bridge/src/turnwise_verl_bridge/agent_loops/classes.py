@@ -121,8 +121,8 @@ def _import(place: str, modules: Sequence[str]) -> Any:
     try:
         module = importlib.import_module(home)
     except ImportError as error:
-        cure = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError(f"{place} cannot be imported: {error}{cure}") from error
+        hint = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError(f"{place} cannot be imported: {error}{hint}") from error
     except Exception as error:
         raise ConfigError(f"{place} cannot be imported: {describe(error)}") from error
     if not hasattr(module, name):

@@ -41,8 +41,8 @@ def load_resolved(source: str | Path | JsonObject, overrides: Iterable[str] = ()
         The config with the plugins' defaults filled in, and the loaded plugins.
 
     Raises:
-        ConfigError: the file cannot be read, or values do not fit. The text has one line for each mismatch; those of
-            the core's keys and of plugin options come together.
+        ConfigError: the file cannot be read, or values do not fit. The text has one line for each mismatch, in
+            the core's keys and in plugin options.
         PluginError: a plugin that the config lists is missing or broken.
     """
     data, name, base_dir = read_config(source, overrides)

@@ -20,7 +20,7 @@ SMALLEST: Final = 1 << 18
 """Fewest weights of a matrix to pack: a call costs about 10 microseconds more, which a smaller product cannot save."""
 
 _ROWS: Final = 64
-"""The number of rows that a layout is chosen for; that for one row is slower with many, and this one suits all."""
+"""The number of rows for which oneDNN chooses the layout. Its layout for one row is slow with many; this suits all."""
 
 
 @define(eq=False)

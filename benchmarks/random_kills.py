@@ -30,9 +30,8 @@ from kill_moments import FINISHED, PHASES, ROLES, Delivered, Kill, Part, num_fin
 from measurement import describe_machine, format_spread
 
 from turnwise import EpisodeResult
-from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.errors import DataError
-from turnwise_result_files import read_results
+from turnwise_result_files import load_batch, read_results
 from turnwise_testing.whole_runs.installation import install_plugin
 from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 
@@ -245,7 +244,7 @@ class KilledRun:
         """Return the first thing wrong with the results, or an empty string."""
         try:
             results = read_results(self.out)
-            rows = RolloutBatch.load(self.out / "batch.safetensors").rows
+            rows = load_batch(self.out / "batch.safetensors").rows
             counted = json.loads((self.out / "metrics.json").read_text())["episodes"]
         except (DataError, OSError) as error:
             return str(error)

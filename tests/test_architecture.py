@@ -41,6 +41,7 @@ TESTS = sorted(
 )
 HEAVY = ("ray", "safetensors", "sglang", "tokenizers", "torch", "transformers", "vllm")
 PUBLIC = (
+    "batch",
     "config",
     "console",
     "descriptors",

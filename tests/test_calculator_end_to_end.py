@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
 from turnwise.record.invariants import check_trajectory
 from turnwise.types import Status
-from turnwise_result_files import read_results
+from turnwise_result_files import load_batch, read_results
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "examples" / "calculator.yaml"
@@ -68,7 +67,7 @@ def test_the_batch_is_what_the_trajectories_say(run_dir):
     """
     The saved batch holds the same tokens, masks, log-probabilities and rewards, in the order of the data.
     """
-    batch = RolloutBatch.load(run_dir / "batch.safetensors")
+    batch = load_batch(run_dir / "batch.safetensors")
     by_uid = {(r.task.uid, r.rollout_n): r for r in read_results(run_dir / "trajectories.parquet")}
 
     assert [row.sample_index for row in batch.rows] == sorted(row.sample_index for row in batch.rows)

@@ -8,6 +8,7 @@ import pytest
 
 from turnwise import RolloutBatch, RolloutManager, load_config
 from turnwise.cli import main
+from turnwise_result_files import load_batch
 from turnwise_task_files import load_tasks
 from turnwise_testing.whole_runs.scripted_run import SITE, environment_of, write_scripted_run
 
@@ -31,7 +32,7 @@ def test_the_batch_of_a_rollout_has_the_widths_of_the_config(folder: Path, fixed
     """The file is padded to the two lengths, or to the longest row; the tokens are the same."""
     assert main(["rollout", "run.yaml", f"rollout.fixed_widths={str(fixed).lower()}", "--out", "out"]) == 0
 
-    batch = RolloutBatch.load(folder / "out/batch.safetensors")
+    batch = load_batch(folder / "out/batch.safetensors")
 
     longest = int(batch.prompt_lens.max()), int(batch.response_lens.max())
     assert max(longest) < 64

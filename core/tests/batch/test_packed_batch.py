@@ -1,6 +1,5 @@
 """Packed batches, and the rows that they are made of."""
 
-import os
 import tracemalloc
 from itertools import pairwise
 
@@ -9,14 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from turnwise.batch import packed_batch
-from turnwise.batch.columns import COLUMNS, NO_TRAJECTORY, ROW_NAMES, make_rows
+from turnwise.batch.columns import COLUMNS, NO_TRAJECTORY
 from turnwise.batch.packed_batch import PackedBatch, collate_packed
 from turnwise.batch.rollout_batch import RolloutBatch, collate
-from turnwise.errors import DataError, TrajectoryError
+from turnwise.errors import TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import EpisodeMetrics, Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
@@ -185,8 +182,6 @@ class TestPack:
             rows[1].data_source,
         ) == ("u", 4, 2, 7, True, Status.TRUNCATED, "tool_agent", "sums")
         assert [row.metrics for row in rows] == [{"hits": 2.0}, {"hits": 2.0}, {}]
-        names = [attribute.name for attribute in rows[0].__attrs_attrs__]
-        assert rows == make_rows({name: [getattr(row, name) for row in rows] for name in names}, 3)
 
     def test_no_results(self):
         """A batch of no rows has all its columns."""
@@ -221,8 +216,8 @@ class TestGroups:
 
 
 @pytest.mark.parametrize("num_short", [50, 200])
-def test_size_follows_the_real_tokens(tmp_path, num_short):
-    """One long episode among short ones costs its own tokens, in memory and in the file."""
+def test_size_follows_the_real_tokens(num_short):
+    """One long episode among short ones costs its own tokens."""
     record = Trajectory([1] * 10)
     record.add_action([2] * 20, [-0.5] * 20)
     longest = Trajectory([1] * 10)
@@ -232,27 +227,24 @@ def test_size_follows_the_real_tokens(tmp_path, num_short):
     for trajectory in (record, longest):
         trajectory.close()
 
-    collate_packed(episodes[:1], pad_token_id=0).save(tmp_path / "b.safetensors")  # imports torch's part of it
     tracemalloc.start()
     try:
-        collate_packed(episodes, pad_token_id=0).save(tmp_path / "b.safetensors")
+        batch = collate_packed(episodes, pad_token_id=0)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
-    size = (tmp_path / "b.safetensors").stat().st_size
-    assert 22 * num_tokens < size < 22 * num_tokens + 300 * len(episodes) + 2000
-    # The columns, their bytes for the file, and the arrays that the longest record computes.
+    # The columns, and the arrays that the longest record computes.
     assert peak < 200 * num_tokens + 3000 * len(episodes) + 50_000
-    assert num_tokens == len(PackedBatch.load(tmp_path / "b.safetensors").input_ids)
+    assert num_tokens == len(batch.input_ids)
 
 
 def finished(record: Trajectory) -> EpisodeResult:
     return EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(record,))
 
 
-def test_a_packed_batch_without_blocks_takes_little_more_than_its_real_bytes(tmp_path):
-    """In memory and in its file, at most 1.4 times the values of real tokens, and the same after a padded batch."""
+def test_a_packed_batch_without_blocks_takes_little_more_than_its_real_bytes():
+    """At most 1.4 times the values of real tokens, and the same after a padded batch."""
     record = Trajectory(range(500))
     for _ in range(4):
         record.add_action(range(200), [-0.5] * 200)
@@ -261,17 +253,14 @@ def test_a_packed_batch_without_blocks_takes_little_more_than_its_real_bytes(tmp
     # Ids and positions of all tokens; log-probability, score, version and two masks of response tokens.
     real_bytes = 8 * (len(record) * (4 + 4) + record.num_response_tokens * (4 + 4 + 4 + 1 + 1))
 
-    packed = collate_packed(results, pad_token_id=PAD)
-    packed.save(tmp_path / "batch.safetensors")
-    for batch in (packed, packed.load(tmp_path / "batch.safetensors"), collate(results, pad_token_id=PAD).packed()):
+    for batch in (collate_packed(results, pad_token_id=PAD), collate(results, pad_token_id=PAD).packed()):
         num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.tensors.values())
         assert num_bytes <= 1.4 * real_bytes
-    assert (tmp_path / "batch.safetensors").stat().st_size <= 1.4 * real_bytes
 
 
 @pytest.mark.parametrize("with_blocks", [False, True])
-def test_a_padded_batch_has_the_types_of_the_table(with_blocks, tmp_path):
-    """Also one that was packed or saved in between, where ids, positions and masks have smaller types."""
+def test_a_padded_batch_has_the_types_of_the_table(with_blocks):
+    """Also one that was packed in between, where ids, positions and masks have smaller types."""
     record = trajectory()
     if with_blocks:
         paths = record.fork(2)
@@ -280,80 +269,15 @@ def test_a_padded_batch_has_the_types_of_the_table(with_blocks, tmp_path):
         record.join(paths)
     results = [EpisodeResult(task=task(), status=Status.COMPLETED, agent_name="a", trajectories=(record,))]
     padded = collate(results, pad_token_id=PAD)
-    padded.save(tmp_path / "batch.safetensors")
 
     assert (padded.path_start > 0).any() == with_blocks
-    for batch in (padded, RolloutBatch.from_packed(padded.packed()), RolloutBatch.load(tmp_path / "batch.safetensors")):
+    for batch in (padded, RolloutBatch.from_packed(padded.packed())):
         for name, column in COLUMNS.items():
             assert getattr(batch, name).numpy().dtype == column.dtype
             assert torch.equal(getattr(batch, name), getattr(padded, name))
-
-
-def test_a_file_keeps_the_metrics_of_its_rows(tmp_path):
-    """And a file of a version that had none can be read."""
-    metrics = EpisodeMetrics(extra={"programs_passed": np.float32(2)})
-    result = EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(trajectory(),), metrics=metrics)
-    packed = collate_packed([result], pad_token_id=PAD)
-    packed.save(tmp_path / "batch.safetensors")
-    columns = {name: packed.column(name) for name in ROW_NAMES if name != "metrics"}
-
-    assert PackedBatch.load(tmp_path / "batch.safetensors").rows[0].metrics == {"programs_passed": 2.0}
-    assert make_rows(columns, 1)[0].metrics == {}
 
 
 def test_names_of_padded_batches_are_taken():
     """No field of a packed batch hides an attribute that a padded one has."""
     own = {name for name in {*dir(RolloutBatch)} - {*dir(PackedBatch)} if not name.startswith("_")}
     assert own == packed_batch._PADDED_NAMES
-
-
-TYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
-WRONG = [
-    *[("input_ids", -1), ("position_ids", -1), ("block_start", -1), ("path_start", -1)],
-    *[("response_mask", 2), ("loss_mask", 2), ("weight_versions", -2), ("num_turns", -1), ("prompt_lens", -1)],
-    *[("rollout_log_probs", value) for value in (float("nan"), float("inf"), float("-inf"))],
-]
-
-
-@pytest.mark.parametrize("load", [PackedBatch.load, RolloutBatch.load])
-class TestChangedFiles:
-    """A file in which another program has changed a column is refused, and the error names the column."""
-
-    def change(self, path, name, change):
-        """Write a batch of one row, of which one column is changed."""
-        result = EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(trajectory(),))
-        collate_packed([result], pad_token_id=PAD).save(path)
-        with safe_open(path, framework="pt") as file:
-            metadata, tensors = file.metadata(), {each: file.get_tensor(each) for each in list(file.keys())}
-        tensors.setdefault("block_start", torch.zeros(6, dtype=torch.int32))
-        tensors.setdefault("path_start", torch.zeros(6, dtype=torch.int32))
-        tensors[name] = change(tensors[name])
-        save_file(tensors, path, metadata)
-        return tensors[name].dtype
-
-    @pytest.mark.many_cases
-    @pytest.mark.parametrize("name", [*COLUMNS, "cu_seqlens", "prompt_lens"])
-    def test_another_type(self, tmp_path, load, name):
-        """Each type but the column's own is refused."""
-        path = tmp_path / "b.safetensors"
-        own = self.change(path, name, lambda values: values)
-        load(path)
-        for dtype in TYPES:
-            if dtype != own:
-                self.change(path, name, lambda values, dtype=dtype: values.to(dtype))
-                with pytest.raises(DataError, match=f"{path}: not a saved batch: .*column '{name}' has type {dtype}"):
-                    load(path)
-
-    @pytest.mark.parametrize(("name", "value"), WRONG)
-    def test_a_value_out_of_range(self, tmp_path, load, name, value):
-        """A value that no batch has is refused."""
-        path = tmp_path / "b.safetensors"
-        self.change(path, name, lambda values: values.index_fill(0, torch.tensor([0]), value))
-        with pytest.raises(DataError, match=f"{path}: not a saved batch: .*column '{name}' has values"):
-            load(path)
-
-    def test_a_pipe(self, tmp_path, load):
-        """A pipe, from which a reader would wait for ever, is refused."""
-        os.mkfifo(tmp_path / "b.safetensors")
-        with pytest.raises(DataError, match="is no regular file"):
-            load(tmp_path / "b.safetensors")

@@ -1,20 +1,16 @@
 """Tests of `turnwise.batch.rollout_batch`."""
 
-import json
-import os
 import sys
 
 import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
-from turnwise.batch.columns import COLUMNS
 from turnwise.batch.rollout_batch import RolloutBatch, collate
-from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError, TurnwiseError
+from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
@@ -249,7 +245,6 @@ class TestCollate:
         batch = collate([], pad_token_id=PAD)
         assert (len(batch), batch.prompt_length, batch.response_length) == (0, 0, 0)
         assert_same(batch, RolloutBatch.from_packed(batch.packed()))
-        assert_same(batch, RolloutBatch.from_tensordict(batch.to_tensordict()))
 
     def test_shapes_are_checked(self):
         """Tensors that disagree make no batch."""
@@ -343,110 +338,3 @@ class TestFields:
         """A field has rows, and columns of the batch."""
         with pytest.raises(PluginError, match=r"^field 'mine' has shape \(1, 5\), expected"):
             collate([episode(trajectory())], pad_token_id=PAD).with_fields({"mine": torch.zeros(1, 5)})
-
-
-class TestTensorDict:
-    """To tensordict and back."""
-
-    @few
-    @given(results())
-    def test_round_trip(self, episodes):
-        """Everything comes back, fields and rows included."""
-        batch = with_fields_of_each_kind(collate(episodes, pad_token_id=PAD))
-        assert_same(batch, RolloutBatch.from_tensordict(batch.to_tensordict()))
-
-    def test_contents(self):
-        """Trainers find the tensors by name and the rest as non-tensor data, and may cut and join it."""
-        tensordict = collate([episode(trajectory(), uid=uid) for uid in "abc"], pad_token_id=PAD).to_tensordict()
-        assert tensordict["prompts"].tolist() == [[1, 2]] * 3
-        assert tensordict["responses"].shape == (3, 4)
-        assert list(tensordict["uid"]) == ["a", "b", "c"]
-        joined = torch.cat([tensordict[2:], tensordict[torch.tensor([0])]])
-        assert RolloutBatch.from_tensordict(joined).column("uid") == ["c", "a"]
-
-    def test_missing_entries(self):
-        """The error names the missing entry."""
-        tensordict = collate([episode(trajectory())], pad_token_id=PAD).to_tensordict()
-        with pytest.raises(PluginError, match=r"^a TensorDict of a batch lacks rm_scores, uid$"):
-            RolloutBatch.from_tensordict(tensordict.exclude("rm_scores", "uid"))
-
-
-class TestFiles:
-    """Safetensors and back."""
-
-    def test_round_trip(self, tmp_path):
-        """Everything comes back; others can read the tensors by name; nothing partial is left."""
-        episodes = [episode(trajectory(), uid="é"), episode(forked(), status=Status.FAILED), episode()]
-        batch = with_fields_of_each_kind(collate(episodes, pad_token_id=PAD, prompt_length=5, response_length=7))
-        batch.save(tmp_path / "b.safetensors")
-        assert_same(batch, RolloutBatch.load(tmp_path / "b.safetensors"))
-        assert torch.equal(batch.packed().input_ids, load_file(tmp_path / "b.safetensors")["input_ids"])
-        tight = RolloutBatch.load(tmp_path / "b.safetensors", pad_to_multiple_of=4)
-        assert (4, 4) == (tight.prompt_length, tight.response_length)
-        assert [path.name for path in tmp_path.iterdir()] == ["b.safetensors"]
-
-    @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
-    def test_permissions(self, tmp_path, umask):
-        """The umask decides who may read a batch, as with the other results."""
-        before = os.umask(umask)
-        try:
-            collate([episode()], pad_token_id=PAD).save(tmp_path / "b.safetensors")
-            (tmp_path / "other").touch()
-        finally:
-            os.umask(before)
-        modes = {oct(path.stat().st_mode) for path in tmp_path.iterdir()}
-        assert modes == {oct(0o100666 & ~umask)}
-
-    def test_empty(self, tmp_path):
-        """A batch of no rows can be kept too."""
-        batch = collate([], pad_token_id=PAD)
-        batch.save(tmp_path / "b.safetensors")
-        assert_same(batch, RolloutBatch.load(tmp_path / "b.safetensors"))
-
-    def test_other_files(self, tmp_path):
-        """A missing file, bytes that are no such file, and tensors without our metadata."""
-        path = tmp_path / "b.safetensors"
-        with pytest.raises(DataError, match=r"b.safetensors: no such file$"):
-            RolloutBatch.load(path)
-        path.write_bytes(b"nothing")
-        with pytest.raises(DataError, match=r"b.safetensors: not a saved batch: SafetensorError: "):
-            RolloutBatch.load(path)
-        save_file({"input_ids": torch.zeros(1, 2)}, path)
-        with pytest.raises(DataError, match=r"not a saved batch: KeyError: 'turnwise.packed_batch'$"):
-            RolloutBatch.load(path)
-
-    @given(data=st.data())
-    def test_a_changed_byte(self, tmp_path_factory, data):
-        """A file with one wrong byte gives a batch or one of our errors, wherever the byte is."""
-        path = tmp_path_factory.getbasetemp() / "changed.safetensors"
-        collate([episode(trajectory()), episode(forked())], pad_token_id=PAD).save(path)
-        saved = bytearray(path.read_bytes())
-        saved[data.draw(st.integers(0, len(saved) - 1))] ^= data.draw(st.integers(1, 255))
-        path.write_bytes(saved)
-        try:
-            assert 2 >= len(RolloutBatch.load(path))
-        except TurnwiseError as error:
-            event(type(error).__name__)
-
-    def test_tampered_metadata(self, tmp_path):
-        """Rows that do not fit the tensors, or have a status that is none, are refused."""
-        path = tmp_path / "b.safetensors"
-        batch = collate([episode(trajectory())], pad_token_id=PAD)
-        rows = {a.name: [getattr(batch.rows[0], a.name)] for a in batch.rows[0].__attrs_attrs__}
-        packed = batch.packed()
-        tensors = {name: getattr(packed, name).contiguous() for name in (*COLUMNS, "cu_seqlens", "prompt_lens")}
-        good = {"widths": {}, "pad_token_id": 0, "num_rows": 1, "rows": rows, "field_alignment": {}}
-
-        def load(change, **wrong):
-            save_file(tensors | wrong, path, {"turnwise.packed_batch": json.dumps(good | change)})
-            return RolloutBatch.load(path)
-
-        assert 1 == len(load({}))
-        with pytest.raises(DataError, match="not a saved batch: ValueError: 'fine' is not a valid Status"):
-            load({"rows": rows | {"status": ["fine"]}})
-        with pytest.raises(DataError, match=r"not a saved batch: TrajectoryError: response_mask has shape \[2\]"):
-            load({}, response_mask=torch.zeros(2, dtype=torch.uint8))
-        with pytest.raises(DataError, match="TrajectoryError: cu_seqlens does not bound 1 rows of 6 tokens"):
-            load({}, cu_seqlens=torch.tensor([0, 7], dtype=torch.int32))
-        with pytest.raises(TrajectoryError, match="row 0 has 4 response tokens"):
-            load({"widths": {"response_length": 3}})

@@ -8,13 +8,12 @@ import pytest
 import yaml
 from cli_runs import rollout
 
-from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
 from turnwise.events.json_stream import asks_for_json
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task
-from turnwise_result_files import TrajectoryWriter, read_results
+from turnwise_result_files import TrajectoryWriter, load_batch, read_results
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
 FILES = ("trajectories.parquet", "batch.safetensors", "metrics.json", "config.resolved.yaml")
@@ -31,7 +30,7 @@ class TestRollout:
 
         out = run_dir / "out"
         assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
-        batch = RolloutBatch.load(out / "batch.safetensors")
+        batch = load_batch(out / "batch.safetensors")
         assert [(row.sample_index, row.rollout_n) for row in batch.rows] == [(i, n) for i in range(5) for n in (0, 1)]
         results = read_results(out / "trajectories.parquet")
         assert len(results) == 10

@@ -11,10 +11,9 @@ from collections import Counter
 import pytest
 from cli_runs import NUM_HELD, environment_of, rollout, started, wait_for
 
-from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
 from turnwise.types import Status
-from turnwise_result_files import TrajectoryWriter, load_unfinished, read_results
+from turnwise_result_files import TrajectoryWriter, load_batch, load_unfinished, read_results
 
 
 def resume(folder, *arguments):
@@ -25,7 +24,7 @@ def check_complete(folder):
     """Check that a folder holds ten episodes once each, their batch and their metrics; return the episodes."""
     results = read_results(folder)
     assert len({result.uid for result in results}) == len(results) == 10
-    assert len(RolloutBatch.load(folder / "batch.safetensors").rows) == 10
+    assert len(load_batch(folder / "batch.safetensors").rows) == 10
     assert json.loads((folder / "metrics.json").read_text())["episodes"] == 10
     assert not (folder / "unfinished.jsonl").exists()
     assert not list(folder.glob("*.partial"))

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from turnwise import ModelSpec
-from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise_grpo_trainer.config import LoraConfig, OptimizerConfig, PolicyConfig, ShardingConfig, TrainConfig
 from turnwise_grpo_trainer.learner.model_state import load_state, save_state
 from turnwise_grpo_trainer.processes.sharding import LearnerSpec, join_group, load_local_trainer
+from turnwise_result_files import load_batch
 
 
 def main(rank: int, world_size: int, folder: Path, restart: str) -> None:
@@ -34,7 +34,7 @@ def main(rank: int, world_size: int, folder: Path, restart: str) -> None:
     )
     spec = LearnerSpec(train, ModelSpec(path=folder / "model"), 1.0, 64, seed=5)
     trainer = load_local_trainer(spec)
-    batch = RolloutBatch.load(folder / "batch.safetensors")
+    batch = load_batch(folder / "batch.safetensors")
     for step in range(1, 5):
         trainer.update(batch, step=step, version=0)
         if step == 2 and restart == "yes":

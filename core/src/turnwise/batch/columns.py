@@ -195,12 +195,6 @@ def _number_keys(keys: Iterable[object]) -> Tensor:
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
-def make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:
-    """Make rows from columns of plain values, each with `size` of them; files of older versions lack some columns."""
-    names = [name for name in ROW_NAMES if name in columns]
-    return tuple(BatchRow(**{name: columns[name][i] for name in names}) for i in range(size))
-
-
 def check_one_objective(rows: Sequence[BatchRow]) -> None:
     """Raise `TrajectoryError` when rows sampled under a layout and expanded rows are in one batch."""
     if len({row.objective for row in rows} - {""}) > 1:

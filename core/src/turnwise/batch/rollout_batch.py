@@ -1,5 +1,5 @@
 """
-Padded batches: the columns of many rows as rectangles, and their conversion.
+Padded batches: the columns of many rows as rectangles.
 
 Every real token is the same in all forms; only pads come and go. A batch depends on the episodes and their order
 alone, never on the workers that ran them.
@@ -10,21 +10,17 @@ Shapes: B rows, one per trajectory; P prompt columns; R response columns; T = P 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import Final, Unpack
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, make_rows
-from turnwise.batch.packed_batch import PackedBatch, collate_packed, read_file
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns
+from turnwise.batch.packed_batch import PackedBatch, collate_packed
 from turnwise.batch.padding import Padding, Widths, as_array, find_alignment, pack_column
-from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
+from turnwise.errors import DuplicateNameError, TrajectoryError
 from turnwise.record.result import EpisodeResult
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 _TENSORS: Final = (*COLUMNS, "attention_mask")
 _INDEX_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.is_index)
@@ -168,69 +164,6 @@ class RolloutBatch(BatchColumns):
 
     def _alignment(self, name: str, tensor: Tensor) -> Alignment:
         return find_alignment(name, tuple(tensor.shape), len(self), self.response_length, self.input_ids.shape[1])
-
-    def _all_tensors(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in _TENSORS} | dict(self.fields)
-
-    def to_tensordict(self) -> TensorDict:
-        """
-        Return a TensorDict of batch size (B,) with all tensors, `prompts`, `responses` and the fields, by name.
-
-        The attributes of `rows` and `pad_token_id` are non-tensor data. Needs `turnwise[torch]`.
-        """
-        from tensordict import NonTensorStack, TensorDict
-
-        tensors = {**self._all_tensors(), "prompts": self.prompts, "responses": self.responses}
-        result = TensorDict(tensors, batch_size=[len(self)])
-        for name in ROW_NAMES:
-            values = [str(value) if name == "status" else value for value in self.column(name)]
-            result[name] = NonTensorStack(*values) if values else NonTensorStack(batch_size=[0])
-        result.set_non_tensor("pad_token_id", self.pad_token_id)
-        return result
-
-    @classmethod
-    def from_tensordict(cls, tensordict: TensorDict) -> RolloutBatch:
-        """
-        Restore a batch from the result of `to_tensordict`, from rows of it, or from a concatenation of such.
-
-        Raises:
-            PluginError: an entry is missing, or an added one has a shape that no field may have.
-        """
-        own = {*_TENSORS, *ROW_NAMES, "prompts", "responses", "pad_token_id"}
-        missing = sorted(own - set(tensordict.keys()))
-        if missing:
-            raise PluginError(f"a TensorDict of a batch lacks {', '.join(missing)}")
-        return cls._from_tensors(
-            {name: tensordict[name] for name in (*_TENSORS, *sorted(set(map(str, tensordict.keys())) - own))},
-            make_rows({name: tensordict.get(name).tolist() for name in ROW_NAMES}, tensordict.batch_size[0]),
-            prompt_length=tensordict["prompts"].shape[1],
-            pad_token_id=tensordict["pad_token_id"],
-        )
-
-    @classmethod
-    def _from_tensors(
-        cls, tensors: Mapping[str, Tensor], rows: tuple[BatchRow, ...], prompt_length: int, pad_token_id: int
-    ) -> RolloutBatch:
-        """Restore a batch; tensors that are no columns are fields."""
-        columns = {name: tensors[name] for name in _TENSORS}
-        batch = cls(**columns, rows=rows, prompt_length=prompt_length, pad_token_id=pad_token_id, fields={})
-        return batch.with_fields({name: tensor for name, tensor in tensors.items() if name not in columns})
-
-    def save(self, path: str | Path) -> None:
-        """Write the file of `packed()`, so without pads; the pads of fields are 0 when it is loaded."""
-        self.packed().save(path, prompt_length=self.prompt_length, response_length=self.response_length)
-
-    @classmethod
-    def load(cls, path: str | Path, **widths: Unpack[Widths]) -> RolloutBatch:
-        """
-        Read and pad a file that `save` or `PackedBatch.save` wrote, to its own widths unless some are given.
-
-        Raises:
-            DataError: the file is missing or holds no batch.
-            TrajectoryError: a row does not fit.
-        """
-        packed, saved = read_file(path)
-        return cls.from_packed(packed, **(widths or saved))
 
 
 _TAKEN_NAMES: Final = frozenset({*dir(RolloutBatch), *dir(PackedBatch), *ROW_NAMES})

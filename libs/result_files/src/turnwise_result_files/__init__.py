@@ -1,5 +1,5 @@
 """
-The files of a rollout: finished episodes, unfinished episodes, and a summary.
+The files of a rollout: finished episodes, unfinished episodes, batches of tensors, and a summary.
 
 Names are imported when they are asked for: a command's options need no file format.
 """
@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from turnwise_result_files.batches import from_tensordict, load_batch, load_packed_batch, save_batch, to_tensordict
     from turnwise_result_files.row_file import find_rows
     from turnwise_result_files.running_episodes import RunningEpisodes, read_running
     from turnwise_result_files.summary import summarize, write_metrics
@@ -21,12 +22,17 @@ __all__ = [
     "TrainedEpisode",
     "TrajectoryWriter",
     "find_rows",
+    "from_tensordict",
+    "load_batch",
+    "load_packed_batch",
     "load_unfinished",
     "read_results",
     "read_running",
     "read_training_step",
+    "save_batch",
     "save_unfinished",
     "summarize",
+    "to_tensordict",
     "write_metrics",
 ]
 
@@ -35,12 +41,17 @@ _MODULES: Final = {
     "TrainedEpisode": "trajectories",
     "TrajectoryWriter": "trajectories",
     "find_rows": "row_file",
+    "from_tensordict": "batches",
+    "load_batch": "batches",
+    "load_packed_batch": "batches",
     "load_unfinished": "unfinished",
     "read_results": "trajectories",
     "read_running": "running_episodes",
     "read_training_step": "trajectories",
+    "save_batch": "batches",
     "save_unfinished": "unfinished",
     "summarize": "summary",
+    "to_tensordict": "batches",
     "write_metrics": "summary",
 }
 

@@ -212,9 +212,12 @@ class FolderRun:
         self.summary["not_started"] = sum(not each.started for each in self.manager.unfinished)
         self.summary["dropped"] = self.tally.num_dropped
         if self.results:
+            from turnwise_result_files.batches import save_batch  # loads torch
+
             plan = self.manager.plan
             batch = self.manager.collate_packed(self.results)
-            batch.save(self.out / BATCH_FILE, prompt_length=plan.prompt_length, response_length=plan.response_length)
+            path = self.out / BATCH_FILE
+            save_batch(batch, path, prompt_length=plan.prompt_length, response_length=plan.response_length)
         # The last file: where it exists, all others are complete.
         write_metrics(self.out / METRICS_FILE, self.summary)
 

@@ -18,7 +18,6 @@ from turnwise.types import PluginRecipe
 
 _OPTIONAL: Final = (
     ("torch", "torch", "batches as tensors"),
-    ("tensordict", "torch", "batches as TensorDict"),
     ("transformers", "tokenizers", "tokenizers and chat templates of models"),
 )
 """Distribution, the extra of turnwise that installs it, and its use."""

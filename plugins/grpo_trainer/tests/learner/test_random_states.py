@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
@@ -20,6 +19,7 @@ from turnwise_grpo_trainer.config import LoraConfig, OptimizerConfig, PolicyConf
 from turnwise_grpo_trainer.learner.model_state import load_state, save_state
 from turnwise_grpo_trainer.processes.sharding import LearnerSpec, load_local_trainer
 from turnwise_grpo_trainer.train_setup import read_setup
+from turnwise_result_files import save_batch
 
 SCRIPT = Path(__file__).parents[1] / "dropout_process.py"
 EXAMPLE = str(Path(__file__).parents[4] / "examples" / "train_calculator.yaml")
@@ -111,7 +111,7 @@ def test_another_number_of_processes_is_logged(tmp_path, spec):
 def test_resumed_processes_draw_the_same_dropout(tmp_path, model_dir, conversations):
     """The adapters of two processes are the same as without the restart, to the bit."""
     shutil.copytree(model_dir, tmp_path / "model")
-    evolve(conversations).save(tmp_path / "batch.safetensors")
+    save_batch(conversations, tmp_path / "batch.safetensors")
     for restart in ("no", "yes"):
         command = [sys.executable, "-W", "ignore", SCRIPT]
         processes = [

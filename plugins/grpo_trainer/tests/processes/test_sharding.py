@@ -17,6 +17,7 @@ from turnwise_grpo_trainer.config import AlgorithmConfig, LoraConfig, OptimizerC
 from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.model_state import load_state
 from turnwise_grpo_trainer.loop.checksums import check_files, write_checksums
+from turnwise_result_files import save_batch
 
 SCRIPT = Path(__file__).parents[1] / "sharded_process.py"
 
@@ -56,7 +57,7 @@ def train_in(world_size, folder, estimator, layout="padded"):
 def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed, estimator):
     """After five steps and a restart, packed or padded, with adapters or not, weights differ by less than 1e-6."""
     shutil.copytree(model_dir, tmp_path / "model")
-    mixed.save(tmp_path / "batch.safetensors")
+    save_batch(mixed, tmp_path / "batch.safetensors")
 
     one, output_of_one = train_in(1, tmp_path, estimator)
     # Two processes pack their rows and compute logits by chunks; the others pad them and compute all logits together.

@@ -1,4 +1,4 @@
-"""A workload on Ray with some processes, as the scale model (`turnwise bench scale`) predicts it."""
+"""A workload on Ray with some processes, as the scale model (`scale_limits.py`) predicts it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import random
 
 from attrs import frozen
+from scale_model.costs import Costs
+from scale_model.result import ScaleResult, simulate
+from scale_model.run import Run
 from workload import Workload
 
-from turnwise_routing_bench.scale_costs import Costs
-from turnwise_routing_bench.scale_result import ScaleResult, simulate
-from turnwise_routing_bench.scale_run import Run
 from turnwise_routing_bench.traces import TraceTrajectory, TraceTurn
 
 

@@ -1,5 +1,5 @@
 """
-Compares the scale model (`turnwise bench scale`) with real runs on Ray at 1, 2 and 4 workers.
+Compares the scale model (`scale_limits.py`) with real runs on Ray at 1, 2 and 4 workers.
 
     python benchmarks/scale_check.py [--runs 5] [--costs FILE] [--json FILE]
 
@@ -21,11 +21,11 @@ import psutil
 from measurement import describe_machine, format_spread
 from scale_case import Case
 from scale_cost import Cluster
+from scale_model.costs import Costs, load_costs
+from scale_model.result import ScaleResult
 from workload import heavy_tail, uniform
 
 from turnwise.events.logging import configure_logging
-from turnwise_routing_bench.scale_costs import Costs, load_costs
-from turnwise_routing_bench.scale_result import ScaleResult
 
 QUANTITIES = ("worker_s", "replica_s", "driver_s", "to_replica", "to_worker", "collects", "wall_s")
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="measured runs of each case (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=256, help="episodes per run (default: %(default)s)")
-    parser.add_argument("--costs", type=Path, help="file of scale_cost.py (default: the one of the package)")
+    parser.add_argument("--costs", type=Path, help="file of scale_cost.py (default: the one of the folder)")
     parser.add_argument("--show", type=Path, help="compare with the real runs of this file, and run nothing")
     parser.add_argument("--json", type=Path, help="write all values to this file")
     arguments = parser.parse_args()

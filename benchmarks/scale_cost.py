@@ -6,8 +6,8 @@ Measures the costs that the scale model needs: a message, a turn and an episode,
 Real runs on Ray with one worker and one replica differ in their numbers of turns, tokens and prompt tokens, and every
 process counts its CPU seconds and messages. The costs of messages (`ray_messages.py`) and of idle processes are
 subtracted. The rest is a sum of a cost per episode, turn and token, found by least squares. A run with slow tools then
-gives the cost of waking up an idle process: the CPU seconds that the model does not predict. `turnwise bench scale
---costs FILE` reads the file; the one of this machine is `measured_costs.json` of turnwise-routing-bench.
+gives the cost of waking up an idle process: the CPU seconds that the model does not predict. `scale_limits.py --costs
+FILE` reads the file; the one of this machine is `scale_model/measured_costs.json`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from measurement import describe_machine, format_spread
 from ray_cost import OracleBlueprint, TimedOracle
 from ray_messages import process_seconds
 from scale_case import Case
+from scale_model.costs import Costs, fields_of_costs
 from turn_cost import CACHE, PLAN, check_result
 from workload import Oracle, Workload, heavy_tail, load_tokenizer, uniform
 
@@ -42,7 +43,6 @@ from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise_routers import LeastTokens
-from turnwise_routing_bench.scale_costs import Costs, fields_of_costs
 
 MESSAGES: Counter[str] = Counter()
 """Messages of this process: `to_replica` and `to_worker` in a replica, `collects` in the driver."""

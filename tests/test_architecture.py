@@ -31,7 +31,13 @@ LIBRARIES = [
 """Packages under `libs/` that plugins build on; the other libraries know nothing of turnwise."""
 SOURCES = sorted(
     path
-    for pattern in ("core/src/**/*.py", "libs/*/src/**/*.py", "plugins/*/src/**/*.py", "benchmarks/*.py", "docs/*.py")
+    for pattern in (
+        "core/src/**/*.py",
+        "libs/*/src/**/*.py",
+        "plugins/*/src/**/*.py",
+        "benchmarks/**/*.py",
+        "docs/*.py",
+    )
     for path in ROOT.glob(pattern)
 )
 TESTS = sorted(

@@ -1,4 +1,4 @@
-"""`turnwise bench`: compares routers on traces (`routing`), and predicts the limits of large runs (`scale`)."""
+"""`turnwise bench routing`: compares routers on traces."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import argparse
 
 
 class BenchCommand:
-    """Simulates routers and runs; it needs no model and no GPU."""
+    """Simulates routers; it needs no model and no GPU."""
 
-    help = "compare routers, or predict the limits of large runs, in a simulator"
+    help = "compare routers in a simulator"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        from turnwise_routing_bench import scale_command
         from turnwise_routing_bench.routing_report import run_routing
 
         parser.epilog = (
             "Examples:\n  turnwise bench routing\n"
             "  turnwise bench routing --replicas 8 --routers least_tokens,round_robin --seed 1\n"
             "  turnwise bench routing --trace runs/first/trajectories.parquet --replicas 8\n"
-            "  turnwise bench routing --trace monday.jsonl --json\n"
-            "  turnwise bench scale --sizes 100x100,1000x1000"
+            "  turnwise bench routing --trace monday.jsonl --json"
         )
         subjects = parser.add_subparsers(metavar="SUBJECT", required=True)
         routing = subjects.add_parser(
             "routing", help="print makespan, cache hits, balance and migrations of each router"
         )
         routing.set_defaults(run_subject=run_routing)
-        scale = subjects.add_parser("scale", help="print which part of a run on Ray limits it, by size")
-        scale.set_defaults(run_subject=scale_command.run)
-        scale_command.add_arguments(scale)
         routing.add_argument(
             "--trace",
             metavar="FILE",

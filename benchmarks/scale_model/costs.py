@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,12 +118,12 @@ class Measurement:
 
 def load_costs(path: Path | None = None) -> Measurement:
     """
-    Load a file of `benchmarks/scale_cost.py`, by default the one of this package.
+    Load a file of `benchmarks/scale_cost.py`, by default the one of this folder.
 
     Raises:
         ConfigError: the file does not exist, is no JSON, or lacks a cost.
     """
-    source = files("turnwise_routing_bench") / "measured_costs.json" if path is None else path
+    source = path or Path(__file__).with_name("measured_costs.json")
     try:
         found = json.loads(source.read_text(encoding="utf-8"))
         values: dict[str, Any] = {name: found["costs"][name]["median"] for name in fields_of_costs()}

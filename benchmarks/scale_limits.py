@@ -1,4 +1,30 @@
-"""`turnwise bench scale`: predicts which part of a run on Ray limits it, from the measured costs of its parts."""
+"""
+Predicts which part of a run on Ray limits it, from the measured costs of its parts, for several sizes.
+
+    python benchmarks/scale_limits.py
+    python benchmarks/scale_limits.py --sizes 16x16,100x100,1000x1000 --episodes agent
+    python benchmarks/scale_limits.py --sizes 10000x1000 --episodes long --in-flight 64 --cells 50
+    python benchmarks/scale_limits.py --sizes 100x1000 --node-dies 8 --json
+
+The driver, the workers, the replicas and the messages between them are simulated. Each process takes the CPU seconds
+that `scale_cost.py` measured for its work, and engines are the replicas of `turnwise bench routing`.
+docs/explanation/scale.md compares the model with real runs and has the results.
+
+Columns of the tables:
+
+    ends/s            episodes that the driver delivered
+    hits              context tokens that a prefix cache held, relative to all context tokens sent
+    /msg              requests in a worker's message
+    driver, worker, replica, engine
+                      use of the driver's event loop, of the workers' and the replicas' on average, and running requests
+                      relative to the most that engines run
+    limit             the busiest part, if it is used to 90 %
+    GCS start, driver start
+                      CPU seconds until every worker knows every replica: of the head node's control process for all
+                      cells, and of a cell's driver
+    pings, view       use of the driver by pings, and a look of a router at all replicas
+    death             CPU seconds of driver and GCS after the death of a replica
+"""
 
 from __future__ import annotations
 
@@ -14,13 +40,12 @@ from typing import Any, Final
 from attrs import asdict, evolve, frozen
 from rich import box
 from rich.table import Table
+from scale_model.costs import Costs, load_costs
+from scale_model.result import FixedCosts, ScaleResult, as_plain, simulate
+from scale_model.run import Death, Run
 
 from turnwise.console import Console
 from turnwise.errors import ConfigError
-from turnwise.terminal import write_output
-from turnwise_routing_bench.scale_costs import Costs, load_costs
-from turnwise_routing_bench.scale_result import FixedCosts, ScaleResult, as_plain, simulate
-from turnwise_routing_bench.scale_run import Death, Run
 from turnwise_routing_bench.simulator import ReplicaModel
 from turnwise_routing_bench.traces import TraceTrajectory, TraceTurn
 
@@ -99,15 +124,9 @@ KINDS: Final[Mapping[str, Kind]] = {
 """Kinds of episodes by name: 1,450, 32,000 and 127,000 tokens."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command."""
-    parser.epilog = (
-        "Examples:\n  turnwise bench scale\n"
-        "  turnwise bench scale --sizes 16x16,100x100,1000x1000 --episodes agent\n"
-        "  turnwise bench scale --sizes 10000x1000 --episodes long --in-flight 64 --cells 50\n"
-        "  turnwise bench scale --sizes 100x1000 --node-dies 8 --json"
-    )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--sizes",
         default="8x8,100x100,100x1000,1000x1000,10000x1000",
@@ -127,22 +146,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", type=Path, metavar="FILE", help="measured costs, of benchmarks/scale_cost.py")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes (0)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser.parse_args(words)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str] | None = None) -> None:
     """Simulate every size and print the tables."""
+    arguments = parse_arguments(words)
     sizes, measured = parse_sizes(arguments.sizes), load_costs(arguments.costs)
     rows = [predict(size, arguments, measured.costs) for size in sizes]
     if arguments.json:
         options = {name: getattr(arguments, name) for name in ("episodes", "cells", "seconds", "warm_up", "seed")}
         document = {"machine": measured.machine, **options, "results": rows}
-        write_output(json.dumps(document, indent=2) + "\n")
-    else:
-        console = Console(width=max(100, Console().width))
-        console.print(f"costs of: {measured.machine}", style="dim", highlight=False)
-        for table in (_use_table(rows), _fixed_table(rows)):
-            console.print(table)
-    return 0
+        print(json.dumps(document, indent=2))
+        return
+    console = Console(width=max(100, Console().width))
+    console.print(f"costs of: {measured.machine}", style="dim", highlight=False)
+    for table in (_use_table(rows), _fixed_table(rows)):
+        console.print(table)
 
 
 def parse_sizes(text: str) -> list[tuple[int, int]]:
@@ -271,3 +291,7 @@ def _duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds * 1e6:.1f} us"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,9 @@
-"""The scale model: conservation, queueing laws, repairs, and the command `turnwise bench scale`."""
+"""The scale model: conservation, queueing laws, repairs, and the script `benchmarks/scale_limits.py`."""
 
-import argparse
 import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -10,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise.runtime.ray import calls
-from turnwise_routing_bench import scale_command, scale_run
-from turnwise_routing_bench.command import BenchCommand
-from turnwise_routing_bench.scale_command import KINDS, choose_fold
-from turnwise_routing_bench.scale_costs import Costs, fields_of_costs, load_costs
-from turnwise_routing_bench.scale_model import Simulation
-from turnwise_routing_bench.scale_parts import Queue, Station
-from turnwise_routing_bench.scale_result import FixedCosts, simulate
-from turnwise_routing_bench.scale_run import Death, Run
 from turnwise_routing_bench.simulator import ReplicaModel
 from turnwise_routing_bench.traces import TraceTrajectory, TraceTurn
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from scale_limits import KINDS, choose_fold, main, parse_arguments, predict  # needs the path
+from scale_model.costs import Costs, fields_of_costs, load_costs
+from scale_model.parts import Queue, Station
+from scale_model.result import FixedCosts, simulate
+from scale_model.run import Death, Run
+from scale_model.simulation import Simulation
 
 FREE = Costs(**dict.fromkeys(fields_of_costs(), 0.0))
 """Costs of nothing, so that only engines and tools take time."""
@@ -182,11 +182,6 @@ def test_pings_take_a_bounded_share_of_the_driver():
     assert FixedCosts.of(evolve(run, heartbeat_s=0.0), costs).pings == 0.0
 
 
-def test_the_pace_of_the_driver_is_that_of_the_runtime():
-    """The model repeats a constant of the runtime, which plugins do not import."""
-    assert scale_run.DRIVER_CALL_S == calls.DRIVER_CALL_S
-
-
 def test_many_workers_answer_the_driver_rarely():
     """The driver's calls take half of its time at most, and the end of the run does not wait."""
     run = Run(num_workers=8, num_replicas=8, make_episode=random_episode, num_episodes=4000, engine=0.001)
@@ -291,21 +286,14 @@ def test_shares_are_equal(workers, replicas, in_flight):
     assert math.gcd(workers, replicas) % fold == 0
 
 
-def run_command(*words):
-    parser = argparse.ArgumentParser()
-    command = BenchCommand()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(words))
-
-
 def test_command_prints_json_and_tables(capsys):
     """Both forms hold every size."""
-    words = ("scale", "--sizes", "2x2,4x2", "--episodes", "short", "--in-flight", "8", "--seconds", "3")
-    assert run_command(*words, "--json") == 0
+    words = ("--sizes", "2x2,4x2", "--episodes", "short", "--in-flight", "8", "--seconds", "3")
+    main([*words, "--json"])
     document = json.loads(capsys.readouterr().out)
     assert [(row["workers"], row["replicas"]) for row in document["results"]] == [(2, 2), (4, 2)]
     assert document["results"][0]["turns_per_s"] > 0
-    assert run_command(*words) == 0
+    main(words)
     text = capsys.readouterr().out
     assert "while episodes run" in text
     assert "4x2" in text
@@ -313,11 +301,9 @@ def test_command_prints_json_and_tables(capsys):
 
 def test_cells_share_the_load():
     """Cells multiply the throughput of one of them, and divide the pairs of all."""
-    parser = argparse.ArgumentParser()
-    scale_command.add_arguments(parser)
     words = ["--episodes", "short", "--seconds", "3", "--warm-up", "1", "--in-flight", "8"]
-    one = scale_command.predict((4, 4), parser.parse_args(words), MEASURED)
-    two = scale_command.predict((8, 8), parser.parse_args([*words, "--cells", "2"]), MEASURED)
+    one = predict((4, 4), parse_arguments(words), MEASURED)
+    two = predict((8, 8), parse_arguments([*words, "--cells", "2"]), MEASURED)
     assert two["turns_per_s"] == pytest.approx(2 * one["turns_per_s"])
     assert two["fixed_of_a_cell"] == one["fixed_of_a_cell"]
 
@@ -325,7 +311,6 @@ def test_cells_share_the_load():
 def test_a_dying_node_costs_throughput(capsys):
     """Replicas that die together slow the run down, and their requests move."""
     words = (
-        "scale",
         "--warm-up",
         "5",
         "--sizes",
@@ -340,7 +325,7 @@ def test_a_dying_node_costs_throughput(capsys):
     )
     rows = []
     for dying in ((), ("--node-dies", "4")):
-        run_command(*words, *dying)
+        main([*words, *dying])
         rows += json.loads(capsys.readouterr().out)["results"]
     assert rows[1]["moved"] > 0 == rows[0]["moved"]
     assert rows[1]["turns_per_s"] < 0.95 * rows[0]["turns_per_s"]
@@ -361,7 +346,7 @@ def test_a_dying_node_costs_throughput(capsys):
 def test_command_refuses(words, reason):
     """A wrong option is a line."""
     with pytest.raises(ConfigError, match=reason):
-        run_command("scale", *words)
+        main(words)
 
 
 def test_costs_name_what_is_missing(tmp_path):

@@ -9,12 +9,10 @@ from collections.abc import Callable
 
 from attrs import define, field, frozen, validators
 
-from turnwise_routing_bench.scale_parts import Engine, Outbox, Station
+from scale_model.parts import Engine, Outbox, Station
+from turnwise.runtime.ray.calls import DRIVER_CALL_S
 from turnwise_routing_bench.simulator import ReplicaModel, Running
 from turnwise_routing_bench.traces import TraceTrajectory, at_least_1, finite_seconds, more_than_0
-
-DRIVER_CALL_S = 0.002
-"""Seconds of the driver for each of its repeated calls, as in `turnwise.runtime.ray.calls`."""
 
 MakeEpisode = Callable[[random.Random, int], TraceTrajectory]
 

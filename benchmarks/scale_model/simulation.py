@@ -21,9 +21,9 @@ from itertools import islice
 
 from attrs import define, field
 
-from turnwise_routing_bench.scale_costs import Costs
-from turnwise_routing_bench.scale_parts import Cores, Engine, Outbox, Queue, Station, Work, keep_busy, keep_pinging
-from turnwise_routing_bench.scale_run import Death, Episode, Link, ReplicaProcess, Run, Worker
+from scale_model.costs import Costs
+from scale_model.parts import Cores, Engine, Outbox, Queue, Station, Work, keep_busy, keep_pinging
+from scale_model.run import Death, Episode, Link, ReplicaProcess, Run, Worker
 from turnwise_routing_bench.simulator import Running
 from turnwise_routing_bench.traces import TraceTrajectory
 

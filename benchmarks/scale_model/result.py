@@ -8,10 +8,10 @@ from typing import Final
 
 from attrs import asdict, define, field, frozen
 
-from turnwise_routing_bench.scale_costs import Costs
-from turnwise_routing_bench.scale_model import Simulation
-from turnwise_routing_bench.scale_parts import Station
-from turnwise_routing_bench.scale_run import Run
+from scale_model.costs import Costs
+from scale_model.parts import Station
+from scale_model.run import Run
+from scale_model.simulation import Simulation
 from turnwise_routing_bench.simulator import ReplicaModel
 
 _ADDRESS_BYTES: Final = 100

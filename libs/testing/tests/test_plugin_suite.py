@@ -1,8 +1,17 @@
 """Tests of the conformance suites: nobody overrides a standard test, and a plugin is found, light and registered."""
 
+import subprocess
+import sys
+
 import pytest
 
+import turnwise_testing
+from turnwise.plugin.host import load
+from turnwise.types import PluginRecipe
 from turnwise_testing.checks.engine.run import ENGINE_CHECKS
+from turnwise_testing.checks.parser import PARSER_CHECKS
+from turnwise_testing.checks.part import KINDS, checks_of
+from turnwise_testing.suites import parts
 from turnwise_testing.suites.engine import EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite, overridden_tests
 
@@ -43,6 +52,38 @@ def test_the_test_against_overriding_cannot_be_overridden():
     """It could not find itself, so the class statement fails."""
     with pytest.raises(TypeError, match="Sly must not override test_no_standard_test_is_overridden"):
         type("Sly", (PluginSuite,), {"test_no_standard_test_is_overridden": lambda self: None})
+
+
+def test_every_kind_has_one_suite_with_a_test_of_each_check():
+    """Those of the table, by a subclass that only sets the kind; engines and tool parsers have suites of their own."""
+    suites = {
+        suite.kind: suite for name, suite in vars(parts).items() if name.endswith("Suite") and "kind" in vars(suite)
+    }
+
+    assert suites.keys() == KINDS.keys()
+    assert set(load(PluginRecipe()).kinds) == {*KINDS, "engines", "tool_parsers"}
+    for kind, suite in [*suites.items(), ("tool_parsers", turnwise_testing.ToolParserSuite)]:
+        type("Own", (suite,), {})
+        checks = PARSER_CHECKS if kind == "tool_parsers" else checks_of(kind).checks
+        assert {name for name in vars(suite) if name.startswith("test_")} == {f"test_{name}" for name in checks}
+        assert suite.hook == f"register_{kind}"
+
+
+def test_the_checks_of_a_kind_are_imported_with_its_first_suite():
+    """A test of a router imports no checks that need torch."""
+    made = "type('Own', (RouterSuite,), {})"
+    code = f"import sys; from turnwise_testing import RouterSuite; {made}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+def test_the_stub_names_what_the_kit_has():
+    """Each public name can be imported, and others are refused."""
+    for name in turnwise_testing.__all__:
+        assert getattr(turnwise_testing, name)
+    with pytest.raises(AttributeError, match="has no attribute 'Missing'"):
+        turnwise_testing.Missing  # noqa: B018
 
 
 PLUGIN = """

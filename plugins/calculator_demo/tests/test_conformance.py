@@ -2,8 +2,8 @@
 
 import pytest
 
+from turnwise_testing import RewardSuite
 from turnwise_testing.checks.reward import RewardExample
-from turnwise_testing.suites.reward import RewardSuite
 
 
 class TestExactMatch(RewardSuite):

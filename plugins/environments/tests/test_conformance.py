@@ -8,7 +8,7 @@ from turnwise_environments.guess_number import GuessNumber
 from turnwise_environments.gymnasium_bridge import GymnasiumEnvironment
 from turnwise_environments.protocol import Environment, Observation
 from turnwise_plain_functions import tool
-from turnwise_testing.suites.agent import AgentSuite
+from turnwise_testing import AgentSuite
 from turnwise_testing.suites.environment import EnvironmentSuite
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from turnwise_testing import GroupRewardSuite
 from turnwise_testing.checks.group_reward import GroupExample
-from turnwise_testing.suites.group_reward import GroupRewardSuite
 
 
 class TestRelativeLength(GroupRewardSuite):

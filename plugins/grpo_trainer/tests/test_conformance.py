@@ -1,6 +1,6 @@
 """The commands, losses and advantages of the trainer pass the conformance suites."""
 
-from turnwise_testing.suites.objective import AdvantageSuite, LossSuite
+from turnwise_testing import AdvantageSuite, LossSuite
 from turnwise_testing.suites.plugin import PluginSuite
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise_middleware import RedactSecretsConfig, ShapeRewardConfig, ToolRateConfig
-from turnwise_testing.suites.wrapper import MiddlewareSuite
+from turnwise_testing import MiddlewareSuite
 
 
 class TestRedactSecrets(MiddlewareSuite):

@@ -10,18 +10,18 @@ from turnwise import RunInfo, Status, ToolCall, ToolResult, TrajectoryScore
 from turnwise.protocols import ServingAgent
 from turnwise_middleware import Middleware, wrap_tool
 from turnwise_middleware.wrappers import MiddlewareError
-from turnwise_testing.checks.middleware import middleware_checks
+from turnwise_testing.checks.wrapper import middleware_probe
 from turnwise_testing.engines.scripted import ScriptedEngine
 
 
 def wrapped(middleware, kind, part):
     """Return a part inside of a middleware, by the hooks of the plugin."""
-    return middleware_checks(lambda: middleware)[1].make_wrap()(kind, part)
+    return middleware_probe(lambda: middleware).make_wrap()(kind, part)
 
 
 def results_of(middleware, count=8):
     """Return the results of some episodes inside of a middleware."""
-    probe = middleware_checks(lambda: middleware)[1]
+    probe = middleware_probe(lambda: middleware)
 
     async def run():
         return [(await probe.run(number)).result for number in range(count)]

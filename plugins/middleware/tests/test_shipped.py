@@ -15,7 +15,7 @@ from turnwise_middleware import RedactSecretsConfig, ShapeRewardConfig, ToolRate
 from turnwise_middleware.redact_secrets import RedactSecrets
 from turnwise_middleware.shape_reward import ShapeReward
 from turnwise_middleware.tool_rate import ToolRate
-from turnwise_testing.checks.middleware import middleware_checks
+from turnwise_testing.checks.wrapper import middleware_probe
 
 TASK = Task(messages=({"role": "user", "content": "?"},), uid="a")
 SECRETS = (
@@ -65,7 +65,7 @@ def wrapped(middleware, tool):
 
 def probe_of(middleware):
     """Return the probe of a middleware."""
-    return middleware_checks(lambda: middleware)[1]
+    return middleware_probe(lambda: middleware)
 
 
 def call(middleware, *texts, tool=None):

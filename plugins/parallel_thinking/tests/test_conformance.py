@@ -7,11 +7,10 @@ from attrs import frozen
 
 from turnwise import Resources
 from turnwise_parallel_thinking.config import ParallelR1Config, ParallelThinkingConfig
+from turnwise_testing import AgentSuite, RewardSuite
 from turnwise_testing.checks.reward import RewardExample
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
 from turnwise_testing.probes.agent import AgentProbe
-from turnwise_testing.suites.agent import AgentSuite
-from turnwise_testing.suites.reward import RewardSuite
 
 MAIN = ("Final Answer: 42", "Let us see.<Parallel>", "<Parallel>", "Grüße, 世界", "No <Path> here</Path><Summary>")
 PATHS = ("One way</Path>", "</Path>", "Another, much longer way: 世界</Path>", "A <Parallel> in a path</Path>")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from turnwise_plain_functions import reward, tool
+from turnwise_testing import AdapterSuite
 from turnwise_testing.checks.adapter import AdapterExample
 from turnwise_testing.checks.check import run_check
 from turnwise_testing.checks.tool import TOOL_CHECKS, ToolExample, ToolProbe
-from turnwise_testing.suites.adapter import AdapterSuite
 
 
 def add(a: int, b: int) -> int:

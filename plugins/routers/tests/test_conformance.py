@@ -1,6 +1,6 @@
 """The routers are registered as those of every other plugin."""
 
-from turnwise_testing.suites.router import RouterSuite
+from turnwise_testing import RouterSuite
 
 
 class TestLeastTokens(RouterSuite):

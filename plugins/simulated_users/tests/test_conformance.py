@@ -4,8 +4,8 @@ import pytest
 
 from turnwise import Resources
 from turnwise_simulated_users.config import ModelUserConfig, ScriptedUserConfig
+from turnwise_testing import InteractionSuite
 from turnwise_testing.probes.agent import probe_chat
-from turnwise_testing.suites.interaction import InteractionSuite
 
 
 class EchoJudge:

@@ -1,6 +1,6 @@
 """`tool_agent` passes the conformance suite of agents."""
 
-from turnwise_testing.suites.agent import AgentSuite
+from turnwise_testing import AgentSuite
 
 
 class TestToolAgent(AgentSuite):

@@ -11,7 +11,7 @@ from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
 from turnwise.plugin.host import load
 from turnwise.types import PluginRecipe
-from turnwise_testing.suites.reasoning import ReasoningParserSuite
+from turnwise_testing import ReasoningParserSuite
 
 BODY = '<|message|>{"p":1}<|call|>'
 ODD_HEADERS = [

@@ -5,10 +5,9 @@ from attrs import frozen
 
 from turnwise import Resources
 from turnwise_plain_functions import tool
+from turnwise_testing import AgentSuite, RewardSuite
 from turnwise_testing.checks.reward import RewardExample
 from turnwise_testing.probes.agent import AgentProbe, probe_chat
-from turnwise_testing.suites.agent import AgentSuite
-from turnwise_testing.suites.reward import RewardSuite
 from turnwise_torl_python.config import TorlPythonConfig
 
 TURNS = (

@@ -7,8 +7,8 @@ import verl_like
 
 from turnwise import Task
 from turnwise.errors import ConfigError, DataError
+from turnwise_testing import InteractionSuite
 from turnwise_testing.checks.interaction import InteractionProbe
-from turnwise_testing.suites.interaction import InteractionSuite
 from turnwise_verl_bridge import make_interaction
 from turnwise_verl_bridge.config import VerlInteractionConfig
 

@@ -8,8 +8,8 @@ import verl_like
 
 from turnwise import RolloutManager, Task, ToolCall, load_config
 from turnwise.errors import ConfigError
+from turnwise_testing import ToolSuite
 from turnwise_testing.checks.tool import ToolExample
-from turnwise_testing.suites.tool import ToolSuite
 from turnwise_verl_bridge import make_tools
 from turnwise_verl_bridge.config import VerlToolsConfig
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from turnwise_testing import WeightTransportSuite
 from turnwise_testing.suites.plugin import PluginSuite
-from turnwise_testing.suites.transport import WeightTransportSuite
 from turnwise_weight_transports.config import BroadcastConfig, BucketConfig, DiskConfig
 
 SMALL = {"bucket_bytes": 512}  # several buckets, one of them with a single larger weight

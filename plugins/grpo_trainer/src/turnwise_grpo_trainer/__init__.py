@@ -46,14 +46,8 @@ def register_commands(registry: turnwise.Registry[turnwise.Command]) -> None:
 @turnwise.hookimpl
 def add_hookspecs(specs: turnwise.HookSpecs) -> None:
     """Add the hooks of losses and advantages, which other plugins may use."""
-    checks = "turnwise_testing.checks.objective"
-    specs.add(hooks.register_losses, part="loss", contract=hooks.PolicyLoss, checks=f"{checks}:loss_checks")
-    specs.add(
-        hooks.register_advantages,
-        part="advantage",
-        contract=hooks.AdvantageEstimator,
-        checks=f"{checks}:advantage_checks",
-    )
+    specs.add(hooks.register_losses, part="loss", contract=hooks.PolicyLoss)
+    specs.add(hooks.register_advantages, part="advantage", contract=hooks.AdvantageEstimator)
 
 
 @turnwise.hookimpl

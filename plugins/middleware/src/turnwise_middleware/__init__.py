@@ -68,8 +68,7 @@ def make_shape_reward(config: ShapeRewardConfig, resources: Resources) -> Middle
 @hookimpl
 def add_hookspecs(specs: HookSpecs) -> None:
     """Add the hook of middleware, which other plugins may use."""
-    checks = "turnwise_testing.checks.middleware:middleware_checks"
-    specs.add(middleware.register_middleware, part="middleware", contract=Middleware, checks=checks)
+    specs.add(middleware.register_middleware, part="middleware", contract=Middleware)
 
 
 @hookimpl

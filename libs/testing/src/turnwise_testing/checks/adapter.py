@@ -11,6 +11,7 @@ from turnwise.plugin.host import KINDS, Host
 from turnwise.protocols import Adapter
 from turnwise.types import JsonObject
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.probes.engine import expect
 
 
@@ -46,6 +47,11 @@ class AdapterProbe:
 
 ADAPTER_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+ADAPTERS = PartChecks(
+    checks=ADAPTER_CHECKS,
+    probe=lambda part: AdapterProbe(make_adapter=part.make, examples=part.examples),
+    examples="AdapterExamples",
+)
 _check = register(ADAPTER_CHECKS)
 _NO_EXAMPLES = "the probe has no examples"
 

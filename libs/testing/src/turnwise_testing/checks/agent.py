@@ -22,14 +22,20 @@ from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, State, Status
 from turnwise_testing.checks.check import register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.engines.scripted import Failure, ScriptedEngine
-from turnwise_testing.probes.agent import AgentProbe, Run
+from turnwise_testing.probes.agent import AgentProbe, Run, probe_resources
 from turnwise_testing.probes.engine import expect, expect_equal
 
 AgentCheck = Callable[[AgentProbe], Coroutine[Any, Any, None]]
 
 AGENT_CHECKS: dict[str, AgentCheck] = {}
 """Every check by the name of its function without `check_`."""
+AGENTS = PartChecks(
+    checks=AGENT_CHECKS,
+    probe=lambda part: AgentProbe(make_agent=part.make, resources=part.resources),
+    resources=lambda _folder: probe_resources(),
+)
 
 _ENDED = (Status.COMPLETED, Status.TRUNCATED)
 _SLOW_TURN_S = 10.0

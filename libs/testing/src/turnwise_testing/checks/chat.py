@@ -17,6 +17,7 @@ from turnwise.errors import DataError, TurnwiseError
 from turnwise.protocols import Chat, ModelSpec, Resources
 from turnwise.types import Message, TokenArray
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.probes.engine import expect, expect_equal
 
@@ -44,6 +45,11 @@ class ChatProbe:
 
 CHAT_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+CHATS = PartChecks(
+    checks=CHAT_CHECKS,
+    probe=lambda part: ChatProbe(make_chat=part.make),
+    resources=lambda folder: tokenizer_resources(folder),
+)
 _check = register(CHAT_CHECKS)
 
 

@@ -18,6 +18,7 @@ from attrs import frozen
 from turnwise.errors import TurnwiseError
 from turnwise.protocols import Command
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.probes.engine import expect, expect_equal
 
 
@@ -61,6 +62,11 @@ class CommandProbe:
 
 COMMAND_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+COMMANDS = PartChecks(
+    checks=COMMAND_CHECKS,
+    probe=lambda part: CommandProbe(make_command=part.make, name=part.name, examples=part.examples),
+    examples="CommandExamples",
+)
 _check = register(COMMAND_CHECKS)
 
 

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from turnwise.protocols import Diagnostic, Finding
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.probes.engine import expect
 
 
@@ -20,6 +21,10 @@ class DiagnosticProbe:
 
 DIAGNOSTIC_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+DIAGNOSTICS = PartChecks(
+    checks=DIAGNOSTIC_CHECKS,
+    probe=lambda part: DiagnosticProbe(make_diagnostic=part.make),
+)
 _check = register(DIAGNOSTIC_CHECKS)
 
 

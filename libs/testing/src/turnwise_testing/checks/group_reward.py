@@ -21,7 +21,8 @@ from turnwise.protocols import Chat, Episode, GroupCall, GroupReward
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Fault, Score, Status, Task, TrajectoryScore
 from turnwise_testing.checks.check import register
-from turnwise_testing.checks.reward import RewardExample, RewardProbe
+from turnwise_testing.checks.part import PartChecks, chat_resources
+from turnwise_testing.checks.reward import USUAL, RewardExample, RewardProbe
 from turnwise_testing.probes.agent import make_task, probe_chat
 from turnwise_testing.probes.engine import expect, expect_equal
 
@@ -114,8 +115,19 @@ async def collected(reward: GroupReward, episodes: Sequence[EpisodeResult]) -> l
 
 GroupRewardCheck = Callable[[GroupRewardProbe], Coroutine[Any, Any, None]]
 
+_USUAL = tuple(
+    GroupExample(answers=tuple(example.answer for example in USUAL), rewards=rewards, ground_truth="42")
+    for rewards in ((1.0, 0.0, 0.0), (1.0,) * 3)
+)
 GROUP_REWARD_CHECKS: dict[str, GroupRewardCheck] = {}
 """Every check by the name of its function without `check_`."""
+GROUP_REWARDS = PartChecks(
+    checks=GROUP_REWARD_CHECKS,
+    probe=lambda part: GroupRewardProbe(make_reward=part.make, examples=part.examples, chat=part.chat),
+    resources=chat_resources,
+    examples="GroupExamples",
+    usual=_USUAL,
+)
 
 
 _check = register(GROUP_REWARD_CHECKS)

@@ -16,6 +16,7 @@ from attrs import field, frozen
 from turnwise.protocols import Interaction
 from turnwise.types import Message, Reply, Task
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks, chat_resources
 from turnwise_testing.probes.agent import make_task
 from turnwise_testing.probes.engine import expect, expect_equal
 
@@ -74,6 +75,11 @@ class InteractionProbe:
 
 INTERACTION_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+INTERACTIONS = PartChecks(
+    checks=INTERACTION_CHECKS,
+    probe=lambda part: InteractionProbe(make_interaction=part.make),
+    resources=chat_resources,
+)
 _check = register(INTERACTION_CHECKS)
 
 

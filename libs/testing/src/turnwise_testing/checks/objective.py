@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.probes.engine import expect
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ def make_tokens(seed: int = 0, spread: float = 0.3) -> Tensors:
 
 LOSS_CHECKS: dict[str, Check] = {}
 """Every check of losses by the name of its function without `check_`."""
+LOSSES = PartChecks(
+    checks=LOSS_CHECKS,
+    probe=lambda part: LossProbe(make_loss=part.make),
+)
 _check_loss = register(LOSS_CHECKS)
 
 
@@ -197,6 +202,10 @@ def make_rewards(seed: int = 0) -> Tensors:
 
 ADVANTAGE_CHECKS: dict[str, Check] = {}
 """Every check of advantages by the name of its function without `check_`."""
+ADVANTAGES = PartChecks(
+    checks=ADVANTAGE_CHECKS,
+    probe=lambda part: AdvantageProbe(make_estimator=part.make),
+)
 _check_advantage = register(ADVANTAGE_CHECKS)
 
 
@@ -251,13 +260,3 @@ def check_expanding_an_episode_changes_nothing(probe: AdvantageProbe) -> None:
     expected, found = probe.estimate(batch), probe.estimate(split)
     joined = torch.zeros_like(expected).index_add(0, index, found)
     expect(torch.allclose(expected, joined, atol=_ATOL), "the advantages depend on the number of an episode's rows")
-
-
-def loss_checks(make_loss: Callable[[], Any]) -> tuple[Mapping[str, Check], LossProbe]:
-    """Return the checks of a loss and their probe, for ``turnwise check``."""
-    return LOSS_CHECKS, LossProbe(make_loss=make_loss)
-
-
-def advantage_checks(make_estimator: Callable[[], Any]) -> tuple[Mapping[str, Check], AdvantageProbe]:
-    """Return the checks of an advantage and their probe, for ``turnwise check``."""
-    return ADVANTAGE_CHECKS, AdvantageProbe(make_estimator=make_estimator)

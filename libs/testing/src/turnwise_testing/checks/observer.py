@@ -21,6 +21,7 @@ from turnwise.protocols import Agent
 from turnwise.record.result import EpisodeResult
 from turnwise.types import FinishReason
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.checks.postprocessor import example_results
 from turnwise_testing.probes.agent import AgentProbe, ReplayAgent, make_task, probe_chat
 from turnwise_testing.probes.engine import expect, expect_equal
@@ -64,6 +65,10 @@ class ObserverProbe:
 
 OBSERVER_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+OBSERVERS = PartChecks(
+    checks=OBSERVER_CHECKS,
+    probe=lambda part: ObserverProbe(make_observer=part.make),
+)
 _check = register(OBSERVER_CHECKS)
 
 

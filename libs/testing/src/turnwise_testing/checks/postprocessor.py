@@ -19,6 +19,7 @@ from turnwise.protocols import Postprocessor
 from turnwise.record.result import EpisodeResult
 from turnwise.types import TrajectoryScore
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks, chat_resources
 from turnwise_testing.probes.agent import AgentProbe, ReplayAgent, probe_chat
 from turnwise_testing.probes.engine import expect, expect_equal
 
@@ -74,6 +75,11 @@ class PostprocessorProbe:
 
 POSTPROCESSOR_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+POSTPROCESSORS = PartChecks(
+    checks=POSTPROCESSOR_CHECKS,
+    probe=lambda part: PostprocessorProbe(make_postprocessor=part.make),
+    resources=chat_resources,
+)
 _check = register(POSTPROCESSOR_CHECKS)
 
 

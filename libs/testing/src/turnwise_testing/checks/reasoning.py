@@ -8,6 +8,7 @@ from attrs import frozen
 
 from turnwise.protocols import ReasoningParser
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.probes.engine import expect, expect_equal
 
 TEXTS = (
@@ -38,6 +39,11 @@ class ReasoningProbe:
 
 REASONING_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+REASONING_PARSERS = PartChecks(
+    checks=REASONING_CHECKS,
+    probe=lambda part: ReasoningProbe(make_parser=part.make, examples=part.examples),
+    examples="(turn, reasoning, rest)",
+)
 _check = register(REASONING_CHECKS)
 
 

@@ -19,6 +19,7 @@ from turnwise.protocols import Chat, Reward
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Status, Task
 from turnwise_testing.checks.check import register
+from turnwise_testing.checks.part import PartChecks, chat_resources
 from turnwise_testing.probes.agent import AgentProbe, ReplayAgent, make_task, probe_chat
 from turnwise_testing.probes.engine import expect, expect_equal
 
@@ -76,8 +77,21 @@ class RewardProbe:
 
 RewardCheck = Callable[[RewardProbe], Coroutine[Any, Any, None]]
 
+USUAL = (
+    RewardExample(answer="The answer is 42.", ground_truth="42"),
+    RewardExample(answer="\\boxed{41}", ground_truth="42"),
+    RewardExample(answer="", ground_truth="42"),
+)
+"""Answers for a reward of which nothing is known."""
 REWARD_CHECKS: dict[str, RewardCheck] = {}
 """Every check by the name of its function without `check_`."""
+REWARDS = PartChecks(
+    checks=REWARD_CHECKS,
+    probe=lambda part: RewardProbe(make_reward=part.make, examples=part.examples, chat=part.chat),
+    resources=chat_resources,
+    examples="RewardExamples",
+    usual=USUAL,
+)
 
 
 _check = register(REWARD_CHECKS)

@@ -18,6 +18,7 @@ from turnwise.errors import EngineError
 from turnwise.protocols import ReplicaLoad, Router
 from turnwise.types import GenerateRequest, SamplingParams
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.probes.engine import expect, expect_equal
 
 GONE = ReplicaLoad(available=False)
@@ -70,6 +71,10 @@ def loads(*num_tokens: int) -> list[ReplicaLoad]:
 
 ROUTER_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+ROUTERS = PartChecks(
+    checks=ROUTER_CHECKS,
+    probe=lambda part: RouterProbe(make_router=part.make),
+)
 _check = register(ROUTER_CHECKS)
 
 

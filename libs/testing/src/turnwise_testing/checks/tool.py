@@ -21,6 +21,7 @@ from turnwise.tools.schema import compile_schema
 from turnwise.tools.toolbox import ToolBox, tools_by_name
 from turnwise.types import Task, ToolCall
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.probes.agent import make_task
 from turnwise_testing.probes.engine import expect, expect_equal
 
@@ -90,6 +91,11 @@ class ToolProbe:
 
 TOOL_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+TOOLS = PartChecks(
+    checks=TOOL_CHECKS,
+    probe=lambda part: ToolProbe(make_tool=part.make, examples=part.examples),
+    examples="ToolExamples",
+)
 _check = register(TOOL_CHECKS)
 _NO_EXAMPLES = "no calls are known: a ToolSuite has them in its fixture `examples`"
 

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import Weight, WeightManifest, WeightTarget, WeightTransport
 from turnwise_testing.checks.check import Check, register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.probes.engine import expect, expect_equal, expect_refusal
 
@@ -74,6 +75,10 @@ class TransportProbe:
 
 TRANSPORT_CHECKS: dict[str, Check] = {}
 """Every check by the name of its function without `check_`."""
+WEIGHT_TRANSPORTS = PartChecks(
+    checks=TRANSPORT_CHECKS,
+    probe=lambda part: TransportProbe(make_transport=part.make),
+)
 _check = register(TRANSPORT_CHECKS)
 
 

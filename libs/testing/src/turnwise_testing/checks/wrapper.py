@@ -18,16 +18,19 @@ from attrs import evolve, field, frozen
 from turnwise.config.file import to_dict
 from turnwise.config.parts import Choice
 from turnwise.config.run import DataConfig, RunConfig
-from turnwise.plugin.host import Host
+from turnwise.plugin.host import Host, load
 from turnwise.plugin.wrapping import WRAPPED
 from turnwise.protocols import Resources, RunInfo
-from turnwise.types import GenerateRequest, SamplingParams, Status
+from turnwise.types import GenerateRequest, PluginRecipe, SamplingParams, Status
 from turnwise_testing.checks.check import register
+from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.probes.agent import AgentProbe, Run, make_task, probe_chat, probe_resources
 from turnwise_testing.probes.engine import expect, expect_equal
 from turnwise_testing.probes.wrapped_parts import PARTS, Length, PartExample, ToolLoop
 
+_MIDDLEWARE = "middleware"
+"""The entry-point name of the plugin with that section."""
 Wrap = Callable[[str, Any], Any]
 """Returns a part of a registry inside of its wrapper, or the part itself."""
 
@@ -79,10 +82,20 @@ class WrapperProbe:
         return run
 
 
+def middleware_probe(make_middleware: Callable[[], object]) -> WrapperProbe:
+    """Return the probe of one part of the section `middleware`, which acts through the hooks of that plugin."""
+    host = load(PluginRecipe(allow=(_MIDDLEWARE,)))
+    return WrapperProbe.of(host, _MIDDLEWARE, lambda: (make_middleware(),))
+
+
 WrapperCheck = Callable[[WrapperProbe], Coroutine[Any, Any, None]]
 
 WRAPPER_CHECKS: dict[str, WrapperCheck] = {}
 """Every check by the name of its function without `check_`."""
+MIDDLEWARE = PartChecks(
+    checks=WRAPPER_CHECKS,
+    probe=lambda part: middleware_probe(part.make),
+)
 
 
 _check = register(WRAPPER_CHECKS)

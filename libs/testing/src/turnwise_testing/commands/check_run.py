@@ -30,25 +30,13 @@ from turnwise.errors import PluginError, TurnwiseError
 from turnwise.plugin.host import Host
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Engine, Resources
-from turnwise_testing.checks.adapter import ADAPTER_CHECKS, AdapterProbe
-from turnwise_testing.checks.agent import AGENT_CHECKS
-from turnwise_testing.checks.chat import CHAT_CHECKS, ChatProbe, tokenizer_resources
 from turnwise_testing.checks.check import CHECK_TIMEOUT_S, Check, promise_of, run_check, run_within
-from turnwise_testing.checks.command import COMMAND_CHECKS, CommandProbe
-from turnwise_testing.checks.diagnostic import DIAGNOSTIC_CHECKS, DiagnosticProbe
 from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker
 from turnwise_testing.checks.environment import ENVIRONMENT_CHECKS, GROUP, EnvironmentProbe
-from turnwise_testing.checks.group_reward import GROUP_REWARD_CHECKS, GroupExample, GroupRewardProbe
-from turnwise_testing.checks.interaction import INTERACTION_CHECKS, InteractionProbe
-from turnwise_testing.checks.observer import OBSERVER_CHECKS, ObserverProbe
 from turnwise_testing.checks.parser import PARSER_CHECKS, ParserProbe
-from turnwise_testing.checks.reasoning import REASONING_CHECKS, ReasoningProbe
-from turnwise_testing.checks.reward import REWARD_CHECKS, RewardExample, RewardProbe
-from turnwise_testing.checks.router import ROUTER_CHECKS, RouterProbe
-from turnwise_testing.checks.tool import TOOL_CHECKS, ToolProbe
-from turnwise_testing.checks.transport import TRANSPORT_CHECKS, TransportProbe
+from turnwise_testing.checks.part import KINDS, Part, checks_of
 from turnwise_testing.checks.wrapper import WRAPPER_CHECKS, WrapperProbe
-from turnwise_testing.probes.agent import AgentProbe, probe_chat, probe_resources
+from turnwise_testing.probes.agent import probe_chat, probe_resources
 from turnwise_testing.probes.engine import EngineProbe
 
 Verdict = Literal["passed", "failed", "skipped"]
@@ -62,11 +50,6 @@ ENGINE_TIMEOUT_S = 600.0
 """Least time limit of an engine's check: the first one may load a large model."""
 _UNKNOWN_CALLS = "how it writes calls is not known; its own ToolParserSuite says it"
 _MALFORMED = ('<tool_call>{"name": </tool_call>', "<tool_call>[]</tool_call>", '<tool_call>{"name": "add"')
-_EXAMPLES = (
-    RewardExample(answer="The answer is 42.", ground_truth="42"),
-    RewardExample(answer="\\boxed{41}", ground_truth="42"),
-    RewardExample(answer="", ground_truth="42"),
-)
 
 
 @frozen(kw_only=True)
@@ -166,15 +149,10 @@ class _Target:
                     return choice.options
         return {}
 
-    def build(self, default: Resources, *, own: bool = False) -> Any:
-        """Build it with the run's resources, if there are any; `own` uses the default in any case."""
+    def build(self, default: Resources) -> Any:
+        """Build it with the run's resources, if there are any."""
         choice = Choice(self.name, self.options())
-        resources = default if own else self.resources or default
-        return build_part(self.host, self.kind, choice, resources, path=self.name)
-
-    def maker(self) -> Callable[[], Any]:
-        """Return a function that builds it."""
-        return lambda: self.build(Resources(chat=probe_chat()))
+        return build_part(self.host, self.kind, choice, self.resources or default, path=self.name)
 
     def check(self, checks: Mapping[str, Check], probe: Any) -> Iterator[Outcome]:
         """Run checks on a probe."""
@@ -239,40 +217,16 @@ def _check_agent(target: _Target) -> Iterator[Outcome]:
     resources = probe_resources()
     if target.resources is not None:  # an agent may ask for tools by name
         resources = evolve(resources, tools={**resources.tools, **target.resources.tools})
-    probe = AgentProbe(make_agent=lambda: target.build(resources, own=True), resources=resources)
-    yield from target.check(AGENT_CHECKS, probe)
+    yield from _check_part(evolve(target, resources=resources))
 
 
-def _check_chat(target: _Target) -> Iterator[Outcome]:
+def _check_part(target: _Target) -> Iterator[Outcome]:
+    """Check a part of a kind in the table, with the examples for a part of which nothing is known."""
+    kind = checks_of(target.kind)
     with TemporaryDirectory(prefix="turnwise-check-") as folder:
-        resources = target.resources or tokenizer_resources(Path(folder))
-        yield from target.check(CHAT_CHECKS, ChatProbe(make_chat=lambda: target.build(resources, own=True)))
-
-
-def _check_reward(target: _Target) -> Iterator[Outcome]:
-    chat = probe_chat()
-    probe = RewardProbe(make_reward=lambda: target.build(Resources(chat=chat)), examples=_EXAMPLES, chat=chat)
-    yield from target.check(REWARD_CHECKS, probe)
-
-
-def _check_group_reward(target: _Target) -> Iterator[Outcome]:
-    chat, answers = probe_chat(), tuple(example.answer for example in _EXAMPLES)
-    examples = tuple(
-        GroupExample(answers=answers, rewards=rewards, ground_truth="42") for rewards in ((1.0, 0.0, 0.0), (1.0,) * 3)
-    )
-    probe = GroupRewardProbe(make_reward=lambda: target.build(Resources(chat=chat)), examples=examples, chat=chat)
-    yield from target.check(GROUP_REWARD_CHECKS, probe)
-
-
-def _check_postprocessor(target: _Target) -> Iterator[Outcome]:
-    from turnwise_testing.checks.postprocessor import POSTPROCESSOR_CHECKS, PostprocessorProbe  # loads torch
-
-    probe = PostprocessorProbe(make_postprocessor=target.maker())
-    yield from target.check(POSTPROCESSOR_CHECKS, probe)
-
-
-def _check_command(target: _Target) -> Iterator[Outcome]:
-    yield from target.check(COMMAND_CHECKS, CommandProbe(make_command=target.maker(), name=target.name))
+        resources = target.resources or kind.resources(Path(folder))
+        part = Part(make=lambda: target.build(resources), name=target.name, resources=resources, examples=kind.usual)
+        yield from target.check(kind.checks, kind.probe(part))
 
 
 def _check_environment(target: _Target) -> Iterator[Outcome]:
@@ -294,32 +248,21 @@ def _check_wrapper(target: _Target) -> Iterator[Outcome]:
 def _check_added(target: _Target) -> Iterator[Outcome]:
     """Check a part of a kind that a plugin added."""
     checks = target.host.specs.kinds[target.kind].checks
+    make = partial(target.build, Resources(chat=probe_chat()))
     if not checks:
         reason = f"it is built; parts of the kind {target.kind!r} have no checks"
-        target.maker()()
+        make()
         yield target.outcome("is_built", "The factory builds it.", lambda: reason)
         return
     module, _, name = checks.partition(":")
-    yield from target.check(*getattr(importlib.import_module(module), name)(target.maker()))
+    yield from target.check(*getattr(importlib.import_module(module), name)(make))
 
 
 _RUNNERS: Mapping[str, Callable[[_Target], Iterator[Outcome]]] = {
-    "adapters": lambda target: target.check(ADAPTER_CHECKS, AdapterProbe(make_adapter=target.maker())),
-    "engines": _check_engine,
-    "chats": _check_chat,
-    "tool_parsers": _check_parser,
+    **dict.fromkeys(KINDS, _check_part),
     "agents": _check_agent,
-    "rewards": _check_reward,
-    "group_rewards": _check_group_reward,
-    "tools": lambda target: target.check(TOOL_CHECKS, ToolProbe(make_tool=target.maker())),
-    "interactions": lambda target: target.check(INTERACTION_CHECKS, InteractionProbe(make_interaction=target.maker())),
-    "postprocessors": _check_postprocessor,
-    "routers": lambda target: target.check(ROUTER_CHECKS, RouterProbe(make_router=target.maker())),
-    "observers": lambda target: target.check(OBSERVER_CHECKS, ObserverProbe(make_observer=target.maker())),
-    "commands": _check_command,
-    "reasoning_parsers": lambda target: target.check(REASONING_CHECKS, ReasoningProbe(make_parser=target.maker())),
+    "engines": _check_engine,
+    "tool_parsers": _check_parser,
     _ENVIRONMENTS: _check_environment,
     _WRAPPERS: _check_wrapper,
-    "diagnostics": lambda target: target.check(DIAGNOSTIC_CHECKS, DiagnosticProbe(make_diagnostic=target.maker())),
-    "weight_transports": lambda target: target.check(TRANSPORT_CHECKS, TransportProbe(make_transport=target.maker())),
 }

@@ -45,11 +45,17 @@ class CheckedSuite:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name, check in vars(cls).get("checks", {}).items():
-            setattr(cls, f"test_{name}", _test_of(check))
+        if "checks" in vars(cls):
+            cls.add_tests()
         # The test that finds overridden tests cannot find that it was overridden itself.
         if _META_TEST in vars(cls):
             raise TypeError(f"{cls.__name__} must not override {_META_TEST}")
+
+    @classmethod
+    def add_tests(cls) -> None:
+        """Make a test of each check."""
+        for name, check in cls.checks.items():
+            setattr(cls, f"test_{name}", _test_of(check))
 
     def test_no_standard_test_is_overridden(self) -> None:
         """A plugin adds tests; it removes and replaces none, but for known failures that say why."""

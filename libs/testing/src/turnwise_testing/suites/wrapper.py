@@ -1,4 +1,4 @@
-"""The conformance suites of the hooks `wrap_*`, and of middleware: `turnwise_testing.checks.wrapper`, one test each."""
+"""The conformance suite of the hooks `wrap_*`: `turnwise_testing.checks.wrapper`, one test each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import pickle
 import pytest
 
 from turnwise.plugin.host import load
-from turnwise.protocols import Resources
 from turnwise.types import PluginRecipe
-from turnwise_testing.checks.middleware import middleware_checks
 from turnwise_testing.checks.wrapper import WRAPPER_CHECKS, WrapperProbe
-from turnwise_testing.suites.plugin import InstalledSuite, PluginSuite
+from turnwise_testing.suites.plugin import InstalledSuite
 
 
 class WrapperSuite(InstalledSuite):
@@ -41,25 +39,3 @@ class WrapperSuite(InstalledSuite):
     def test_section_survives_a_pickle(self, section: object) -> None:
         """A section crosses process borders, so it survives pickling."""
         assert pickle.loads(pickle.dumps(section)) == section
-
-
-class MiddlewareSuite(PluginSuite):
-    """
-    The conformance suite of middleware. A plugin's whole file::
-
-        class TestRedact(MiddlewareSuite):
-            entry_point = "redact"
-            module = "turnwise_redact"
-            registered = "redact"
-
-    May be overridden: `config`, `resources` and `probe`.
-    """
-
-    hook = "register_middleware"
-    checks = WRAPPER_CHECKS
-
-    @pytest.fixture
-    def probe(self, config: object, resources: Resources) -> WrapperProbe:
-        """The probe of the middleware; may be overridden."""
-        factory = self.entry().factory
-        return middleware_checks(lambda: factory(config, resources))[1]

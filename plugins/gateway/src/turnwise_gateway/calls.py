@@ -18,7 +18,6 @@ from turnwise.types import FloatArray, TokenArray, ToolSchema
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.refusal import CallRefusedError as CallRefusedError  # a part of this interface
 
-Dialect = Literal["chat", "messages", "responses"]
 ToolChoice = Literal["auto", "none", "required"]
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -44,7 +43,7 @@ class ModelCall:
     One request of an agent.
 
     Attributes:
-        dialect: of the request.
+        dialect: name of the dialect of the request.
         messages: the conversation, each message in the form of Chat Completions with a plain text as `content`. An
             assistant message may have `reasoning_content`, and `tool_calls` with `id` and `function` of `name` and
             `arguments` (text); a tool message has `tool_call_id`. Nothing else of the request is in them.
@@ -65,7 +64,7 @@ class ModelCall:
         growth: receives the reply while it is sampled; None for a caller that waits for the whole reply.
     """
 
-    dialect: Dialect
+    dialect: str
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
     tool_choice: ToolChoice = "auto"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise_gateway.calls import CallOfTool, ModelReply, Usage
-from turnwise_gateway.dialects import read_exchange
+from turnwise_gateway.dialects import find_dialect, read_exchange
 
 TEXTS = st.text(max_size=20)
 ARGUMENTS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.booleans(), max_size=3).map(json.dumps) | st.sampled_from(
@@ -36,14 +36,16 @@ def replies(draw):
 def echo(dialect, reply, keep=lambda item: item):
     """The assistant's message of a request with the reply and, after it, a message of the user."""
     first = {"messages": [USER], "input": "Hi.", "max_tokens": 9, "include": ["reasoning.encrypted_content"]}
-    written = json.loads(json.dumps(read_exchange(dialect, json.dumps(first).encode(), {}).write_reply(reply)))
+    written = json.loads(
+        json.dumps(read_exchange(find_dialect(dialect), json.dumps(first).encode(), {}).write_reply(reply))
+    )
     if dialect == "chat":
         turn = [written["choices"][0]["message"]]
     else:
         turn = [written] if dialect == "messages" else [keep(item) for item in written["output"]]
     conversation = [USER, *turn, USER]
     second = {"max_tokens": 9, "input" if dialect == "responses" else "messages": conversation}
-    messages = read_exchange(dialect, json.dumps(second).encode(), {}).call.messages
+    messages = read_exchange(find_dialect(dialect), json.dumps(second).encode(), {}).call.messages
     assert USER == messages[0] == messages[-1]
     return messages[1:-1]
 

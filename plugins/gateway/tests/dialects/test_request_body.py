@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnwise_gateway.calls import CallRefusedError
-from turnwise_gateway.dialects import RequestMemory, read_exchange
+from turnwise_gateway.dialects import RequestMemory, find_dialect, read_exchange
 from turnwise_gateway.dialects.request_body import RequestBody
 from turnwise_gateway.dialects.strict_json import read_json
 
@@ -90,7 +90,7 @@ def bodies_of_agents(draw, items):
 def slow_read(dialect, source):
     """Return the values and the digest of a body that is parsed as a whole, or the reason against it."""
     try:
-        body = RequestBody.of(dialect, read_json(source))
+        body = RequestBody.of(dialect, list_key(dialect), read_json(source))
     except CallRefusedError as error:
         return error.message
     return json.dumps(body.values, sort_keys=True), body.digest
@@ -98,7 +98,7 @@ def slow_read(dialect, source):
 
 def fast_read(memory, dialect, source):
     try:
-        body = memory.read(dialect, source)
+        body = memory.read(dialect, list_key(dialect), source)
     except CallRefusedError as error:
         return error.message
     memory.keep(body)
@@ -173,11 +173,13 @@ def test_digests_are_equal_for_equal_requests(bodies):
     for head, conversation, tail in bodies:
         value = head | tail | {"messages": conversation}
         kept = {key: value[key] for key in value if key not in ("stream", "stream_options")}
-        body = memory.read("chat", json.dumps(value, indent=1).encode())
+        body = memory.read("chat", "messages", json.dumps(value, indent=1).encode())
         memory.keep(body)
         found.setdefault(json.dumps(kept, sort_keys=True), set()).add(body.digest)
         reordered = dict(reversed(value.items())) | {"stream": True}
-        found[json.dumps(kept, sort_keys=True)].add(memory.read("chat", json.dumps(reordered).encode()).digest)
+        found[json.dumps(kept, sort_keys=True)].add(
+            memory.read("chat", "messages", json.dumps(reordered).encode()).digest
+        )
 
     assert {1} == {len(digests) for digests in found.values()}
     assert len(found) == len({digest for digests in found.values() for digest in digests})
@@ -185,7 +187,7 @@ def test_digests_are_equal_for_equal_requests(bodies):
 
 def read_or_refuse(dialect, source, memory):
     try:
-        exchange = read_exchange(dialect, source, {}, memory)
+        exchange = read_exchange(find_dialect(dialect), source, {}, memory)
     except CallRefusedError as error:
         return error.kind, error.message, error.param
     return exchange.call, getattr(exchange, "namespaces", None), getattr(exchange, "include_usage", None)
@@ -216,7 +218,7 @@ def test_messages_of_earlier_bodies_are_the_same_objects(dialect):
 
     def read(*items):
         source = json.dumps(fields | {list_key(dialect): items}).encode()
-        return read_exchange(dialect, source, {}, memory).call
+        return read_exchange(find_dialect(dialect), source, {}, memory).call
 
     first, second = read(item, item), read(item, item, item)
 
@@ -229,8 +231,8 @@ def test_memory_is_bounded():
     memory = RequestMemory()
     sources = [json.dumps({"messages": [{"role": "user", "content": str(number)}]}).encode() for number in range(9)]
     for source in sources:
-        memory.keep(memory.read("chat", source))
+        memory.keep(memory.read("chat", "messages", source))
     large = json.dumps({"messages": [{"role": "user", "content": "x" * 2**23}]}).encode()
-    memory.keep(memory.read("chat", large))
+    memory.keep(memory.read("chat", "messages", large))
 
     assert sum(map(len, sources[-4:])) >= memory.num_bytes > 0

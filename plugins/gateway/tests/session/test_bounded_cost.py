@@ -16,7 +16,7 @@ from attrs import evolve
 from session_scenarios import ADD, Sessions, as_message, results_of, user
 
 from turnwise.record.trajectory import Trajectory
-from turnwise_gateway.dialects import RequestMemory, read_exchange
+from turnwise_gateway.dialects import DIALECTS, RequestMemory, read_exchange
 
 NUM_TURNS = 64
 FIRST = 4
@@ -52,7 +52,7 @@ def test_a_late_call_is_no_more_work_than_an_early_one(work: Counter[str]) -> No
             body = json.dumps({"model": "m", "messages": messages, "tools": [ADD]}).encode()
             work.clear()
             with counted_calls(work):
-                call = read_exchange("chat", body, {}, memory).call
+                call = read_exchange(DIALECTS[0], body, {}, memory).call
                 answer = await session.answer(call)
                 answer.confirm()
             found.append(Counter(work))
@@ -72,7 +72,7 @@ def test_sessions_share_equal_tools() -> None:
 
     def read(text: str, tools: list[Any], memory: RequestMemory) -> Any:
         body = json.dumps({"model": "m", "messages": [user(text)], "tools": tools}).encode()
-        return read_exchange("chat", body, {}, memory).call
+        return read_exchange(DIALECTS[0], body, {}, memory).call
 
     memories = [RequestMemory() for _ in range(3)]
     first, second = read("One?", TOOLS, memories[0]), read("Two?", TOOLS, memories[1])
@@ -93,7 +93,7 @@ def test_the_memory_of_a_session_without_its_tools() -> None:
     def read(number: int) -> tuple[RequestMemory, Any]:
         body = json.dumps({"model": "m", "messages": [user(f"Question {number}?")], "tools": tools}).encode()
         memory = RequestMemory()
-        return memory, evolve(read_exchange("chat", body, {}, memory).call, body=b"")
+        return memory, evolve(read_exchange(DIALECTS[0], body, {}, memory).call, body=b"")
 
     assert _bytes_of(read) < 4096
 

@@ -10,7 +10,8 @@ from attrs import define, field
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice, Usage
-from turnwise_gateway.dialects.errors import describe_error
+from turnwise_gateway.dialects.dialect import Dialect
+from turnwise_gateway.dialects.errors import describe_openai_error
 from turnwise_gateway.dialects.exchange import Exchange, Received, list_logprobs, list_texts, write_event
 from turnwise_gateway.dialects.fields import (
     Fields,
@@ -40,7 +41,7 @@ class ChatExchange(Exchange):
         choice: JsonDict = {
             "index": 0,
             "message": _write_message(reply),
-            "finish_reason": reply.finish,
+            "finish_reason": CHAT.finishes[reply.finish],
             "logprobs": self._logprobs(reply),
         }
         body = self._head(reply, "chat.completion") | {"choices": [choice], "usage": _write_usage(reply.usage)}
@@ -56,7 +57,7 @@ class ChatExchange(Exchange):
             events.append(_chunk(head, {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}))
         if reply.facts:
             head = head | {"turnwise": dict(reply.facts)}
-        events.append(_chunk(head, {}, reply.finish))
+        events.append(_chunk(head, {}, CHAT.finishes[reply.finish]))
         if self.include_usage:
             events.append(write_event(head | {"choices": [], "usage": _write_usage(reply.usage)}))
         return b"".join(events) + b"data: [DONE]\n\n"
@@ -90,10 +91,10 @@ class ChatExchange(Exchange):
         return b": ping\n\n"
 
     def write_failure(self, error: CallRefusedError) -> bytes:
-        return write_event(describe_error("chat", error))
+        return write_event(describe_openai_error(error))
 
     def _head(self, reply: ModelReply, kind: str) -> JsonDict:
-        return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": self.created, "model": self.call.model}
+        return {"id": f"{CHAT.id_prefix}{reply.id}", "object": kind, "created": self.created, "model": self.call.model}
 
     def _logprobs(self, reply: ModelReply) -> JsonDict | None:
         return {"content": list_logprobs(reply), "refusal": None} if self.call.logprobs else None
@@ -135,14 +136,13 @@ def _write_usage(usage: Usage) -> JsonDict:
     }
 
 
-def read_chat(received: Received) -> ChatExchange:
-    """Return the call of a request; `CallRefusedError` names the first field that is wrong or not supported."""
+def _read_request(received: Received) -> ChatExchange:
     request = Fields(received.body.values)
     request.refuse_sampling_fields()
     options = request.object("stream_options") or Fields({})
     ignored: set[str] = set()
     call = ModelCall(
-        dialect="chat",
+        dialect=CHAT.name,
         messages=_read_messages(received, request, ignored),
         tools=received.read_field(request, "tools", _read_tools, ignored),
         tool_choice=read_choice(request, _CHOICES),
@@ -223,3 +223,14 @@ def _read_tools(request: Fields, ignored: set[str]) -> tuple[ToolSchema, ...]:
         name, description = function.required_text("name"), function.text("description")
         tools.append(describe_tool(name, description, function.object("parameters")))
     return tuple(tools)
+
+
+CHAT: Final = Dialect(
+    name="chat",
+    path="v1/chat/completions",
+    list_key="messages",
+    id_prefix="chatcmpl-",
+    finishes={"stop": "stop", "length": "length", "tool_calls": "tool_calls"},
+    read=_read_request,
+    describe_error=describe_openai_error,
+)

@@ -12,7 +12,7 @@ from typing import Final
 from attrs import frozen
 
 from turnwise.types import JsonDict
-from turnwise_gateway.calls import CallRefusedError, Dialect
+from turnwise_gateway.calls import CallRefusedError
 
 MAX_RETRY_AFTER_S: Final = 120
 """Clients ignore a longer wait and try again at once."""
@@ -65,12 +65,16 @@ def code_of(error: CallRefusedError) -> str | None:
     return _WORDS[error.kind].code
 
 
-def describe_error(dialect: Dialect, error: CallRefusedError) -> JsonDict:
-    """Return the body of an error response; the error of a stream in chat and Messages has the same form."""
+def describe_openai_error(error: CallRefusedError) -> JsonDict:
+    """Return the body of an error response of OpenAI's APIs; the error of a stream in chat has the same form."""
     words = _WORDS[error.kind]
-    if dialect == "messages":
-        return {"type": "error", "error": {"type": words.messages_type, "message": _message_in_messages(error)}}
     return {"error": {"message": error.message, "type": words.openai_type, "param": error.param, "code": words.code}}
+
+
+def describe_messages_error(error: CallRefusedError) -> JsonDict:
+    """Return the body of an error response of Messages; the error of a stream has the same form."""
+    message = _message_in_messages(error)
+    return {"type": "error", "error": {"type": _WORDS[error.kind].messages_type, "message": message}}
 
 
 def _message_in_messages(error: CallRefusedError) -> str:

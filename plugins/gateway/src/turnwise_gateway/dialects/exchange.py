@@ -11,7 +11,7 @@ from attrs import define, evolve, field, frozen
 
 from turnwise import Message
 from turnwise.types import JsonDict
-from turnwise_gateway.calls import CallRefusedError, Dialect, ModelCall, ModelReply
+from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.dialects.fields import Fields
 from turnwise_gateway.dialects.request_body import Mark, RequestBody
 from turnwise_gateway.dialects.strict_json import write_json
@@ -33,17 +33,19 @@ class Received:
         body: parsed.
         headers: names in lower case, without keys.
         source: the body as it came.
+        counts: it asks for a number of tokens.
     """
 
     body: RequestBody
     headers: Mapping[str, str]
     source: bytes
+    counts: bool
 
     @classmethod
-    def of(cls, body: RequestBody, headers: Mapping[str, str], source: bytes) -> Received:
+    def of(cls, body: RequestBody, headers: Mapping[str, str], source: bytes, *, counts: bool) -> Received:
         """Return a request without the headers that have keys."""
         kept = {name.lower(): value for name, value in headers.items()}
-        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS}, source)
+        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS}, source, counts)
 
     def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
         """
@@ -160,17 +162,11 @@ class Exchange(ABC):
     One call and the forms of its reply. Heartbeats may open a stream before there is a reply, and parts of it may come.
 
     Attributes:
-        dialect: of the request.
         call: the request.
     """
 
     call: ModelCall
     _sent: Sent = field(factory=Sent, init=False)
-
-    @property
-    def dialect(self) -> Dialect:
-        """Dialect of the request."""
-        return self.call.dialect
 
     @abstractmethod
     def write_reply(self, reply: ModelReply) -> JsonDict:

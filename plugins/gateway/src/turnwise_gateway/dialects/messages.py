@@ -11,7 +11,8 @@ from attrs import define, field
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice
-from turnwise_gateway.dialects.errors import describe_error
+from turnwise_gateway.dialects.dialect import Dialect
+from turnwise_gateway.dialects.errors import describe_messages_error
 from turnwise_gateway.dialects.exchange import Exchange, Received, list_texts, write_event
 from turnwise_gateway.dialects.fields import (
     Fields,
@@ -30,7 +31,6 @@ _BILLING: Final = "x-anthropic-billing-header:"
 """Lines of the system prompt that begin so are for Anthropic's accounting; their values change between calls."""
 _MALFORMED: Final = "INVALID_JSON"
 """Key that this API's documentation recommends for arguments that are no JSON, since `input` must be an object."""
-_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 @define
@@ -84,10 +84,11 @@ class MessagesExchange(Exchange):
         return _event("ping")
 
     def write_failure(self, error: CallRefusedError) -> bytes:
-        return write_event(describe_error("messages", error), "error")
+        return write_event(describe_messages_error(error), "error")
 
     def _head(self, reply: ModelReply) -> JsonDict:
-        head: JsonDict = {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": self.call.model}
+        name = f"{MESSAGES.id_prefix}{reply.id}"
+        head: JsonDict = {"id": name, "type": "message", "role": "assistant", "model": self.call.model}
         return head | {"turnwise": dict(reply.facts)} if reply.facts else head
 
 
@@ -124,7 +125,7 @@ def _read_input(block: Fields) -> str:
 
 
 def _write_stop(reply: ModelReply) -> JsonDict:
-    reason = "stop_sequence" if reply.stop is not None and reply.finish == "stop" else _STOP_REASONS[reply.finish]
+    reason = "stop_sequence" if reply.stop is not None and reply.finish == "stop" else MESSAGES.finishes[reply.finish]
     return {"stop_reason": reason, "stop_sequence": reply.stop if reason == "stop_sequence" else None}
 
 
@@ -139,22 +140,12 @@ def _write_usage(reply: ModelReply, output_tokens: int) -> JsonDict:
     }
 
 
-def read_messages(received: Received, *, counts: bool = False) -> MessagesExchange:
-    """
-    Return the call of a request.
-
-    Args:
-        received: the request.
-        counts: it asks for a number of tokens, and needs no `max_tokens`.
-
-    Raises:
-        CallRefusedError: names the first field that is wrong or not supported.
-    """
+def _read_request(received: Received) -> MessagesExchange:
     request = Fields(received.body.values)
     request.refuse_sampling_fields()
     ignored: set[str] = set()
     max_tokens = request.integer("max_tokens", 1)
-    if max_tokens is None and not counts:
+    if max_tokens is None and not received.counts:
         raise refuse("max_tokens", "must be an integer of at least 1")
     if (config := request.object("output_config")) is not None:
         if config.value("format") is not None:
@@ -163,7 +154,7 @@ def read_messages(received: Received, *, counts: bool = False) -> MessagesExchan
     if isinstance(choice := request.value("tool_choice"), dict) and choice.get("disable_parallel_tool_use"):
         ignored.add("tool_choice.disable_parallel_tool_use")
     call = ModelCall(
-        dialect="messages",
+        dialect=MESSAGES.name,
         messages=_read_conversation(received, request, ignored),
         tools=received.read_field(request, "tools", _read_tools, ignored),
         tool_choice=read_choice(request, _CHOICES),
@@ -269,3 +260,16 @@ def _read_tools(request: Fields, ignored: set[str]) -> tuple[ToolSchema, ...]:
         name, description = tool.required_text("name"), tool.text("description")
         tools.append(describe_tool(name, description, tool.object("input_schema")))
     return tuple(tools)
+
+
+MESSAGES: Final = Dialect(
+    name="messages",
+    path="v1/messages",
+    count_path="v1/messages/count_tokens",
+    header="anthropic-version",
+    list_key="messages",
+    id_prefix="msg_",
+    finishes={"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"},
+    read=_read_request,
+    describe_error=describe_messages_error,
+)

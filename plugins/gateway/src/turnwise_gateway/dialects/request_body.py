@@ -22,14 +22,12 @@ from weakref import WeakValueDictionary
 from attrs import define, field, frozen
 
 from turnwise import Message
-from turnwise_gateway.calls import Dialect
 from turnwise_gateway.dialects import strict_json
 from turnwise_gateway.limits import CallLimits
 from turnwise_strict_json import MAX_DEPTH, check_depth, check_surrogates, read_json
 
 T = TypeVar("T")
 
-_LIST_KEYS: Final[Mapping[Dialect, str]] = {"chat": "messages", "messages": "messages", "responses": "input"}
 _NOT_IN_DIGEST: Final = ("stream", "stream_options")
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -112,7 +110,7 @@ class Tail:
     derived: dict[str, tuple[object, Any]] = field(factory=dict)
 
 
-_TAILS: Final[WeakValueDictionary[tuple[Dialect, bytes], Tail]] = WeakValueDictionary()
+_TAILS: Final[WeakValueDictionary[tuple[str, bytes], Tail]] = WeakValueDictionary()
 
 
 @frozen(eq=False)
@@ -121,7 +119,8 @@ class RequestBody:
     A parsed body.
 
     Attributes:
-        dialect: of the request.
+        dialect: name of the dialect.
+        list_key: name of the field with the conversation.
         source: the bytes up to the end of the conversation; empty when another body cannot start from this one.
         values: the object. It shares values with other bodies, so nothing may change it.
         reading: filled by the dialect.
@@ -131,7 +130,8 @@ class RequestBody:
         rest_digest: of all other fields.
     """
 
-    dialect: Dialect
+    dialect: str
+    list_key: str
     source: bytes
     values: dict[str, Any]
     reading: Reading
@@ -148,12 +148,13 @@ class RequestBody:
         return hashlib.sha256(b"\n".join([self.dialect.encode(), shape, *items, self.rest_digest])).hexdigest()
 
     @classmethod
-    def read(cls, dialect: Dialect, source: bytes, known: Sequence[RequestBody] = ()) -> RequestBody:
+    def read(cls, dialect: str, list_key: str, source: bytes, known: Sequence[RequestBody] = ()) -> RequestBody:
         """
         Parse a body.
 
         Args:
-            dialect: of the request.
+            dialect: name of the dialect.
+            list_key: name of the field with the conversation.
             source: the body.
             known: earlier bodies of the session.
 
@@ -165,23 +166,22 @@ class RequestBody:
         try:
             if earlier is not None and num_items:
                 return _read_rest(earlier, num_items, source)
-            return _read_whole(dialect, source)
+            return _read_whole(dialect, list_key, source)
         except (ValueError, RecursionError):
-            return cls.of(dialect, strict_json.read_json(source))  # raises the error of the whole body
+            return cls.of(dialect, list_key, strict_json.read_json(source))  # raises the error of the whole body
 
     @classmethod
-    def of(cls, dialect: Dialect, values: dict[str, Any]) -> RequestBody:
+    def of(cls, dialect: str, list_key: str, values: dict[str, Any]) -> RequestBody:
         """Return a body that was parsed by other means."""
-        key = _LIST_KEYS[dialect]
         items = None
-        if isinstance(given := values.get(key), list):
+        if isinstance(given := values.get(list_key), list):
             items = Items()
             for value in given:
                 items.add(value, 0)
-        rest = {name: value for name, value in values.items() if items is None or name != key}
-        return cls(dialect, b"", values, Reading(), items, rest_digest=_digest_fields(rest))
+        rest = {name: value for name, value in values.items() if items is None or name != list_key}
+        return cls(dialect, list_key, b"", values, Reading(), items, rest_digest=_digest_fields(rest))
 
-    def count_common_items(self, dialect: Dialect, source: bytes) -> int:
+    def count_common_items(self, dialect: str, source: bytes) -> int:
         """Return the number of items up to which another body has the bytes of this one."""
         if dialect != self.dialect or not self.source or self.items is None or not self.items.ends:
             return 0
@@ -212,11 +212,11 @@ class RequestMemory:
         """Bytes of the bodies."""
         return sum(len(body.source) for body in self._bodies)
 
-    def read(self, dialect: Dialect, source: bytes) -> RequestBody:
+    def read(self, dialect: str, list_key: str, source: bytes) -> RequestBody:
         """Parse a body; `CallRefusedError` if it is no object in strict JSON, or has too many values."""
         if self.limits is not None:
             self.limits.check_values(source)
-        return RequestBody.read(dialect, source, self._bodies)
+        return RequestBody.read(dialect, list_key, source, self._bodies)
 
     def keep(self, body: RequestBody) -> None:
         """Remember a body that the dialect has read; it replaces the bodies that it continues."""
@@ -281,15 +281,14 @@ def _skip_space(text: str, position: int) -> int:
     return match.end() if match is not None else position
 
 
-def _read_whole(dialect: Dialect, source: bytes) -> RequestBody:
+def _read_whole(dialect: str, key: str, source: bytes) -> RequestBody:
     scan = _Scan.of(source)
     scan.expect("{")
     head: dict[str, Any] = {}
-    key = _LIST_KEYS[dialect]
     if not _read_fields(scan, head, (), key):
         _check_end(scan)
         check_surrogates(head, scan.text)
-        return RequestBody(dialect, source, head, Reading(), rest_digest=_digest_fields(head))
+        return RequestBody(dialect, key, source, head, Reading(), rest_digest=_digest_fields(head))
     scan.expect("[")
     items = Items()
     _read_items(scan, items)
@@ -298,13 +297,13 @@ def _read_whole(dialect: Dialect, source: bytes) -> RequestBody:
     check_surrogates([head, items.values, tail.values], scan.text)
     values = {**head, key: items.values, **tail.values}
     digest = _digest_fields({**head, **tail.values})
-    return RequestBody(dialect, source[:end], values, Reading(), items, head, tail, digest)
+    return RequestBody(dialect, key, source[:end], values, Reading(), items, head, tail, digest)
 
 
 def _read_rest(earlier: RequestBody, num_items: int, source: bytes) -> RequestBody:
     """Return a body that has the bytes of another one up to the end of an item."""
     assert earlier.items is not None, "an item ends in the earlier body"
-    dialect, head, key = earlier.dialect, earlier.head, _LIST_KEYS[earlier.dialect]
+    dialect, head, key = earlier.dialect, earlier.head, earlier.list_key
     items = earlier.items.cut(num_items)
     scan = _Scan.of(source, items.ends[-1])
     _read_items(scan, items)
@@ -315,10 +314,10 @@ def _read_rest(earlier: RequestBody, num_items: int, source: bytes) -> RequestBo
     check_surrogates([items.values[num_items:], tail.values], scan.text)
     values = {**head, key: items.values, **tail.values}
     reading = earlier.reading.cut(num_items)
-    return RequestBody(dialect, source[:end], values, reading, items, head, tail, digest)
+    return RequestBody(dialect, key, source[:end], values, reading, items, head, tail, digest)
 
 
-def _read_tail(dialect: Dialect, scan: _Scan, source: bytes, others: Collection[str]) -> Tail:
+def _read_tail(dialect: str, scan: _Scan, source: bytes, others: Collection[str]) -> Tail:
     """Return the fields from the position of a scan to the end of the body; `source` has the same bytes."""
     name = dialect, hashlib.sha256(source).digest()
     known = _TAILS.get(name)

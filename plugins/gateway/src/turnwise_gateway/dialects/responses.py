@@ -10,6 +10,8 @@ from typing import Any, Final
 from turnwise import Message
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import ModelCall, ToolChoice
+from turnwise_gateway.dialects.dialect import Dialect
+from turnwise_gateway.dialects.errors import describe_openai_error
 from turnwise_gateway.dialects.exchange import Received
 from turnwise_gateway.dialects.fields import (
     Fields,
@@ -20,7 +22,7 @@ from turnwise_gateway.dialects.fields import (
     refuse,
     refuse_unsupported,
 )
-from turnwise_gateway.dialects.responses_events import ENCRYPTED_PREFIX, ResponsesExchange
+from turnwise_gateway.dialects.responses_events import ENCRYPTED_PREFIX, STATUSES, ResponsesExchange
 
 _TEXT_PARTS: Final = {
     "input_text": "text",
@@ -35,8 +37,7 @@ _ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
 _STATE: Final = ("previous_response_id", "conversation", "prompt")
 
 
-def read_responses(received: Received) -> ResponsesExchange:
-    """Return the call of a request; `CallRefusedError` names the first field that is wrong or not supported."""
+def _read_request(received: Received) -> ResponsesExchange:
     request = Fields(received.body.values)
     request.refuse_sampling_fields()
     ignored: set[str] = set()
@@ -44,7 +45,7 @@ def read_responses(received: Received) -> ResponsesExchange:
     tools, namespaces = received.read_field(request, "tools", _read_all_tools, ignored)
     include = request.texts("include")
     call = ModelCall(
-        dialect="responses",
+        dialect=RESPONSES.name,
         messages=_read_conversation(received, request, ignored),
         tools=tools,
         tool_choice=read_choice(request, _CHOICES),
@@ -184,3 +185,14 @@ def _read_tools(
         else:
             ignored.add(f"tools.{kind}")
     return tools
+
+
+RESPONSES: Final = Dialect(
+    name="responses",
+    path="v1/responses",
+    list_key="input",
+    id_prefix="msg_",
+    finishes=STATUSES,
+    read=_read_request,
+    describe_error=describe_openai_error,
+)

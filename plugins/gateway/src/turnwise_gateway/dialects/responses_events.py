@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelReply, Usage
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, Finish, ModelReply, Usage
 from turnwise_gateway.dialects.errors import code_of
 from turnwise_gateway.dialects.exchange import Exchange, Step, list_logprobs, write_event
 
@@ -18,8 +18,7 @@ _Item = dict[str, Any]
 
 ENCRYPTED_PREFIX: Final = "turnwise:"
 """Begins the `encrypted_content` of our reasoning items, which is the text for clients that drop summaries."""
-
-
+STATUSES: Final[Mapping[Finish, str]] = {"stop": "completed", "length": "incomplete", "tool_calls": "completed"}
 _PART_INDEX: Final = {"message": "content_index", "reasoning": "summary_index"}
 
 
@@ -40,9 +39,9 @@ class ResponsesExchange(Exchange):
     _num_events: int = 0
 
     def write_reply(self, reply: ModelReply) -> _Item:
-        cut = reply.finish == "length"
-        body = self._response("incomplete" if cut else "completed", self._items(reply)) | {
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        status = STATUSES[reply.finish]
+        body = self._response(status, self._items(reply)) | {
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": _write_usage(reply.usage),
         }
         return body | {"turnwise": dict(reply.facts)} if reply.facts else body
@@ -108,7 +107,7 @@ class ResponsesExchange(Exchange):
         if reply.content or logprobs:
             part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": logprobs}
             message: _Item = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "content": [part]}
-            items.append(message | {"status": "incomplete" if reply.finish == "length" else "completed"})
+            items.append(message | {"status": STATUSES[reply.finish]})
         items += [self._write_call(call) for call in reply.tool_calls]
         return items
 

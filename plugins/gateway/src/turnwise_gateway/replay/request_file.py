@@ -31,13 +31,13 @@ from turnwise import Episode, FinishReason, GenerateResult, Task, ToolCall, Tool
 from turnwise.errors import DataError, describe
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, ScoredBackend
+from turnwise_gateway.dialects import find_dialect
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import TurnAnswer
 from turnwise_gateway.session.session import Session
 
 FORMAT: Final = "turnwise requests of a session"
 VERSION: Final = 1
-PATHS: Final = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 _WIRE_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
 """Headers of a connection and not of the request."""
 
@@ -102,7 +102,7 @@ class LoggedSession:
         number = self._num_calls
         self._num_calls += 1
         headers = {name: value for name, value in call.headers.items() if name not in _WIRE_HEADERS}
-        path, body = PATHS[call.dialect], call.body.decode()
+        path, body = f"/{find_dialect(call.dialect).path}", call.body.decode()
         self._write({"event": "call", "call": number, "path": path, "headers": headers, "body": body})
         try:
             # The body has served its purpose, and would stay in memory with the call.

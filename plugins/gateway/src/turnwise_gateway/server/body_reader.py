@@ -9,7 +9,7 @@ from functools import partial
 from attrs import define, field
 
 from turnwise.threads import in_thread
-from turnwise_gateway.dialects import Exchange, RequestMemory, read_count, read_exchange
+from turnwise_gateway.dialects import Exchange, RequestMemory, read_exchange
 from turnwise_gateway.limits import MAX_INLINE_BYTES, CallLimits
 from turnwise_gateway.memory import run_and_give_back
 from turnwise_gateway.server.routes import Route
@@ -33,10 +33,7 @@ class BodyReader:
 
     async def read(self, route: Route, body: bytes, headers: Mapping[str, str]) -> Exchange:
         """Return the call in a body; `CallRefusedError` if it has none, or more than the context can hold."""
-        if route.action == "count":
-            read = partial(read_count, body, headers, self._memory)
-        else:
-            read = partial(read_exchange, route.dialect, body, headers, self._memory)
+        read = partial(read_exchange, route.dialect, body, headers, self._memory, counts=route.action == "count")
         if len(body) <= MAX_INLINE_BYTES:
             return read()
         async with self._turn:  # a session has one thread at most

@@ -11,13 +11,8 @@ from aiohttp import web
 from attrs import define
 
 from turnwise.types import JsonObject
-from turnwise_gateway.calls import CallerCheck, CallRefusedError, Dialect, Directory, SessionBackend
-from turnwise_gateway.dialects import (
-    describe_error,
-    headers_of,
-    status_of,
-    write_json,
-)
+from turnwise_gateway.calls import CallerCheck, CallRefusedError, Directory, SessionBackend
+from turnwise_gateway.dialects import Dialect, headers_of, status_of, write_json
 from turnwise_gateway.server.body_reader import BodyReader
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
@@ -47,7 +42,8 @@ class _Line:
     def write(self) -> None:
         values: dict[str, object] = {"status": self.status, "seconds": round(time.perf_counter() - self.started, 4)}
         if self.route is not None:
-            values |= {"action": self.route.action, "dialect": self.route.dialect, "session": self.route.session_id}
+            route = self.route
+            values |= {"action": route.action, "dialect": route.dialect.name, "session": route.session_id}
         outcome = self.error
         if self.delivery is not None:
             call, reply = self.delivery.exchange.call, self.delivery.reply
@@ -250,7 +246,7 @@ def _write(body: JsonObject) -> web.Response:
 
 def _write_error(dialect: Dialect, error: CallRefusedError) -> web.Response:
     response = web.Response(
-        body=write_json(describe_error(dialect, error)),
+        body=write_json(dialect.describe_error(error)),
         status=status_of(error),
         content_type="application/json",
         headers=SERVER_HEADERS | headers_of(error),

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from attrs import frozen
 
-from turnwise_gateway.calls import CallRefusedError, Dialect
+from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.dialects import DIALECTS, Dialect
 
 Action = Literal["call", "count", "models", "tools"]
 
 _PATH: Final = re.compile(r"(?:/s/([A-Za-z0-9_-]{1,64}))?/(mcp|v1/[a-z_/]+)\Z")
 _BASE: Final = re.compile(r"(?:/s/[A-Za-z0-9_-]{1,64})?(?:/v1)?/?\Z")
-_ACTIONS: Final[Mapping[tuple[str, str], tuple[Action, Dialect]]] = {
-    ("POST", "v1/chat/completions"): ("call", "chat"),
-    ("POST", "v1/messages"): ("call", "messages"),
-    ("POST", "v1/messages/count_tokens"): ("count", "messages"),
-    ("POST", "v1/responses"): ("call", "responses"),
-    ("GET", "v1/models"): ("models", "chat"),
-    ("POST", "mcp"): ("tools", "chat"),
-}
 
 
 @frozen
@@ -38,6 +31,18 @@ class Route:
     action: Action
     dialect: Dialect
     session_id: str | None
+
+
+def _list_actions() -> Iterator[tuple[tuple[str, str], tuple[Action, Dialect]]]:
+    yield ("GET", "v1/models"), ("models", DIALECTS[0])
+    yield ("POST", "mcp"), ("tools", DIALECTS[0])
+    for each in DIALECTS:
+        yield ("POST", each.path), ("call", each)
+        if each.count_path is not None:
+            yield ("POST", each.count_path), ("count", each)
+
+
+_ACTIONS: Final = dict(_list_actions())
 
 
 def find_route(method: str, path: str) -> Route:
@@ -59,6 +64,6 @@ def is_base(method: str, path: str) -> bool:
 
 def guess_dialect(path: str, headers: Mapping[str, str]) -> Dialect:
     """Return the dialect of an error for a request that may have no route."""
-    if "/messages" in path or "anthropic-version" in headers:
-        return "messages"
-    return "responses" if path.endswith("/responses") else "chat"
+    named = [each for each in DIALECTS if each.header is not None and each.header in headers]
+    asked = [each for each in DIALECTS if each.is_asked_by(path)]
+    return next(iter(named + asked), DIALECTS[0])

@@ -11,6 +11,8 @@ from turnwise_gateway.refusal import CallRefusedError
 
 MAX_INLINE_BYTES: Final = 64 * 1024
 """A body of this size is read in about a millisecond, which is no more than a change of threads may take."""
+MAX_COUNTED_BYTES: Final = 1024 * 1024
+"""The values in a body of this size are counted in about a millisecond."""
 _FREE_BYTES: Final = 1024 * 1024
 """Bytes for tools, and for fields that the model does not see."""
 _BYTES_PER_TOKEN: Final = 64
@@ -57,7 +59,7 @@ class CallLimits:
     def check_values(self, body: bytes) -> None:
         """Refuse a body with too many JSON values; they are counted by their separators, before any is built."""
         # Texts have commas and brackets too, so the exact count is needed for few bodies.
-        if sum(body.count(each) for each in (b",", b"[", b"{")) <= self.num_values:
+        if len(body) <= self.num_values or sum(body.count(each) for each in (b",", b"[", b"{")) <= self.num_values:
             return
         if (number := _count_separators(body)) > self.num_values:
             raise self._refusal(f"the body has more than {self.num_values} JSON values", number)

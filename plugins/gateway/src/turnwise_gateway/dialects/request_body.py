@@ -190,6 +190,11 @@ class RequestBody:
             return len(ends)
         return bisect_left(ends, True, key=lambda end: not source.startswith(self.source[:end]))
 
+    def count_common_bytes(self, dialect: str, source: bytes) -> int:
+        """Return the number of bytes up to the end of the last item that another body has as well."""
+        number = self.count_common_items(dialect, source)
+        return self.items.ends[number - 1] if self.items is not None and number else 0
+
     def continues(self, other: RequestBody) -> bool:
         """Return whether the body has all items of another one, so that nothing better starts from the other."""
         return other.items is None or other.count_common_items(self.dialect, self.source) == len(other.items.ends)
@@ -211,6 +216,10 @@ class RequestMemory:
     def num_bytes(self) -> int:
         """Bytes of the bodies."""
         return sum(len(body.source) for body in self._bodies)
+
+    def count_new_bytes(self, dialect: str, source: bytes) -> int:
+        """Return how many bytes of a body follow the items that an earlier body has as well."""
+        return len(source) - max((each.count_common_bytes(dialect, source) for each in self._bodies), default=0)
 
     def read(self, dialect: str, list_key: str, source: bytes) -> RequestBody:
         """Parse a body; `CallRefusedError` if it is no object in strict JSON, or has too many values."""

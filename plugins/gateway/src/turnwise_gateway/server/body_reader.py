@@ -1,4 +1,4 @@
-"""Reads the bodies of a session: long ones in a thread, one after the other, so that other agents need not wait."""
+"""Reads the bodies of a session: much new text in a thread, one after the other, so that other agents need not wait."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from attrs import define, field
 
 from turnwise.threads import in_thread
-from turnwise_gateway.dialects import Exchange, RequestMemory, read_exchange
-from turnwise_gateway.limits import MAX_INLINE_BYTES, CallLimits
+from turnwise_gateway.dialects import Dialect, Exchange, RequestMemory, read_exchange
+from turnwise_gateway.limits import MAX_COUNTED_BYTES, MAX_INLINE_BYTES, CallLimits
 from turnwise_gateway.memory import run_and_give_back
 from turnwise_gateway.server.routes import Route
 
@@ -34,7 +34,12 @@ class BodyReader:
     async def read(self, route: Route, body: bytes, headers: Mapping[str, str]) -> Exchange:
         """Return the call in a body; `CallRefusedError` if it has none, or more than the context can hold."""
         read = partial(read_exchange, route.dialect, body, headers, self._memory, counts=route.action == "count")
-        if len(body) <= MAX_INLINE_BYTES:
-            return read()
+        if len(body) <= MAX_INLINE_BYTES or self._continues(route.dialect, body):
+            return read()  # a thread would cost more than the work
         async with self._turn:  # a session has one thread at most
             return await in_thread(run_and_give_back, {"work": read})
+
+    def _continues(self, dialect: Dialect, body: bytes) -> bool:
+        """Return whether little of a body is new, so that it is read in no more time than a short one."""
+        # The limit on values counts the whole body, which takes as long for a very large one.
+        return len(body) <= MAX_COUNTED_BYTES and (self._memory.count_new_bytes(dialect.name, body) <= MAX_INLINE_BYTES)

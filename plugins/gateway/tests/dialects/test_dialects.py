@@ -23,7 +23,7 @@ def test_a_dialect_is_complete(dialect):
 
 def test_no_two_dialects_share_a_name_or_a_path():
     """Otherwise one of them would be out of reach."""
-    paths = [path for each in DIALECTS for path in (each.path, each.count_path) if path is not None]
+    paths = [path for each in DIALECTS for path in (each.path, *each.questions)]
 
     assert len(DIALECTS) == len({each.name for each in DIALECTS})
     assert len(paths) == len(set(paths))

@@ -448,4 +448,4 @@ def test_count_needs_no_max_tokens():
     """A request for a number of tokens may leave out `max_tokens`."""
     body = json.dumps({"messages": [USER], "tools": [{"name": "add", "input_schema": {}}]}).encode()
 
-    assert 1 == len(read_exchange(find_dialect("messages"), body, {}, counts=True).call.tools)
+    assert 1 == len(read_exchange(find_dialect("messages"), body, {}, is_question=True).call.tools)

@@ -46,7 +46,7 @@ def read_exchange(
     headers: Mapping[str, str],
     memory: RequestMemory | None = None,
     *,
-    counts: bool = False,
+    is_question: bool = False,
 ) -> Exchange:
     """
     Return the call in a request.
@@ -56,7 +56,7 @@ def read_exchange(
         body: JSON in UTF-8.
         headers: of the request; those with keys are left out of the call.
         memory: of the session: the part that earlier bodies have as well is not read again.
-        counts: the request is for a number of tokens.
+        is_question: the request is about a call, and asks for no reply of the model.
 
     Raises:
         CallRefusedError: the body is no strict JSON, a field is wrong or not supported, or the limits of the session
@@ -64,7 +64,7 @@ def read_exchange(
     """
     memory = RequestMemory() if memory is None else memory
     parsed = memory.read(dialect.name, dialect.list_key, body)
-    exchange = dialect.read(Received.of(parsed, headers, body, counts=counts))
+    exchange = dialect.read(Received.of(parsed, headers, body, is_question=is_question))
     if memory.limits is not None:
         memory.limits.check_items(len(exchange.call.messages) + len(exchange.call.tools))
     memory.keep(parsed)  # only now, for a body that is refused is not read to its end

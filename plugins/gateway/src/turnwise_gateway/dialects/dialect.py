@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
-from attrs import frozen
+from attrs import field, frozen
 
 from turnwise.types import JsonDict
-from turnwise_gateway.calls import CallRefusedError, Finish
+from turnwise_gateway.calls import CallRefusedError, Finish, ModelCall, SessionBackend
 from turnwise_gateway.dialects.exchange import Exchange, Received
+
+Question = Callable[[SessionBackend, ModelCall], Awaitable[JsonDict]]
+"""Returns the body of a response from a call that is not made."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -19,7 +22,7 @@ class Dialect:
     Attributes:
         name: in calls, log lines and files of requests.
         path: of calls, below the base URL.
-        count_path: of requests for a number of tokens; None if the dialect has none.
+        questions: answers to requests about a call, such as its number of tokens, by their paths.
         header: sent by its clients alone, in lower case; None if they send none.
         list_key: field of a request with the items of its conversation.
         id_prefix: in its replies, before the id of a turn.
@@ -30,7 +33,7 @@ class Dialect:
 
     name: str
     path: str
-    count_path: str | None = None
+    questions: Mapping[str, Question] = field(factory=dict)
     header: str | None = None
     list_key: str
     id_prefix: str

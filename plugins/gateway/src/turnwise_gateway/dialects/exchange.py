@@ -33,19 +33,19 @@ class Received:
         body: parsed.
         headers: names in lower case, without keys.
         source: the body as it came.
-        counts: it asks for a number of tokens.
+        is_question: no reply of the model is asked for.
     """
 
     body: RequestBody
     headers: Mapping[str, str]
     source: bytes
-    counts: bool
+    is_question: bool
 
     @classmethod
-    def of(cls, body: RequestBody, headers: Mapping[str, str], source: bytes, *, counts: bool) -> Received:
+    def of(cls, body: RequestBody, headers: Mapping[str, str], source: bytes, *, is_question: bool) -> Received:
         """Return a request without the headers that have keys."""
         kept = {name.lower(): value for name, value in headers.items()}
-        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS}, source, counts)
+        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS}, source, is_question)
 
     def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
         """

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
-from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, SessionBackend, ToolChoice
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_messages_error
 from turnwise_gateway.dialects.exchange import Exchange, Received, list_texts, write_event
@@ -145,7 +145,7 @@ def _read_request(received: Received) -> MessagesExchange:
     request.refuse_sampling_fields()
     ignored: set[str] = set()
     max_tokens = request.integer("max_tokens", 1)
-    if max_tokens is None and not received.counts:
+    if max_tokens is None and not received.is_question:
         raise refuse("max_tokens", "must be an integer of at least 1")
     if (config := request.object("output_config")) is not None:
         if config.value("format") is not None:
@@ -262,10 +262,14 @@ def _read_tools(request: Fields, ignored: set[str]) -> tuple[ToolSchema, ...]:
     return tuple(tools)
 
 
+async def _count_tokens(session: SessionBackend, call: ModelCall) -> JsonDict:
+    return {"input_tokens": await session.count_tokens(call)}
+
+
 MESSAGES: Final = Dialect(
     name="messages",
     path="v1/messages",
-    count_path="v1/messages/count_tokens",
+    questions={"v1/messages/count_tokens": _count_tokens},
     header="anthropic-version",
     list_key="messages",
     id_prefix="msg_",

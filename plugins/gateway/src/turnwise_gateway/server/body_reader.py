@@ -33,7 +33,9 @@ class BodyReader:
 
     async def read(self, route: Route, body: bytes, headers: Mapping[str, str]) -> Exchange:
         """Return the call in a body; `CallRefusedError` if it has none, or more than the context can hold."""
-        read = partial(read_exchange, route.dialect, body, headers, self._memory, counts=route.action == "count")
+        read = partial(
+            read_exchange, route.dialect, body, headers, self._memory, is_question=route.question is not None
+        )
         if len(body) <= MAX_INLINE_BYTES or self._continues(route.dialect, body):
             return read()  # a thread would cost more than the work
         async with self._turn:  # a session has one thread at most

@@ -194,8 +194,8 @@ class GatewayServer:
             if refusal.kind == "context_length_exceeded":
                 backend.note_refusal(refusal)
             raise
-        if route.action == "count":
-            return _write({"input_tokens": await backend.count_tokens(exchange.call)})
+        if route.question is not None:
+            return _write(await route.question(backend, exchange.call))
         with Delivery(exchange, self._options) as line.delivery:
             return await line.delivery.respond(request, backend)
 

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.dialects import DIALECTS, Dialect
+from turnwise_gateway.dialects.dialect import Question
 
-Action = Literal["call", "count", "models", "tools"]
+Action = Literal["call", "question", "models", "tools"]
 
 _PATH: Final = re.compile(r"(?:/s/([A-Za-z0-9_-]{1,64}))?/(mcp|v1/[a-z_/]+)\Z")
 _BASE: Final = re.compile(r"(?:/s/[A-Za-z0-9_-]{1,64})?(?:/v1)?/?\Z")
@@ -26,35 +27,37 @@ class Route:
         action: to do.
         dialect: of the request and its response; for tools, of errors outside their protocol.
         session_id: in the path; None leaves it to the key.
+        question: answers the request, if it is about a call.
     """
 
     action: Action
     dialect: Dialect
-    session_id: str | None
+    session_id: str | None = None
+    question: Question | None = None
 
 
-def _list_actions() -> Iterator[tuple[tuple[str, str], tuple[Action, Dialect]]]:
-    yield ("GET", "v1/models"), ("models", DIALECTS[0])
-    yield ("POST", "mcp"), ("tools", DIALECTS[0])
+def _list_routes() -> Iterator[tuple[tuple[str, str], Route]]:
+    yield ("GET", "v1/models"), Route("models", DIALECTS[0])
+    yield ("POST", "mcp"), Route("tools", DIALECTS[0])
     for each in DIALECTS:
-        yield ("POST", each.path), ("call", each)
-        if each.count_path is not None:
-            yield ("POST", each.count_path), ("count", each)
+        yield ("POST", each.path), Route("call", each)
+        for path, question in each.questions.items():
+            yield ("POST", path), Route("question", each, question=question)
 
 
-_ACTIONS: Final = dict(_list_actions())
+_ROUTES: Final = dict(_list_routes())
 
 
 def find_route(method: str, path: str) -> Route:
     """Return the route of an undecoded path without its query; `CallRefusedError` if there is none."""
     found = _PATH.match(path)
-    entry = _ACTIONS.get((method, found[2])) if found else None
-    if found is not None and found[2] == "mcp" and entry is None:
+    route = _ROUTES.get((method, found[2])) if found else None
+    if found is not None and found[2] == "mcp" and route is None:
         # Clients ask with GET for a stream of the server's own messages, and take only this status for a no.
         raise CallRefusedError("not_allowed", "the tools are served to POST alone")
-    if found is None or entry is None:
+    if found is None or route is None:
         raise CallRefusedError("not_found", "there is no such route")
-    return Route(*entry, found[1])
+    return evolve(route, session_id=found[1])
 
 
 def is_base(method: str, path: str) -> bool:

@@ -28,7 +28,7 @@ from turnwise_gateway.dialects.strict_json import read_json
 
 CHAT: Final = DIALECTS[0]
 SIZES: Final = {21: 500, 81: 900, 401: 1950}
-"""Characters of each text, by the number of messages: bodies of 24, 91 and 810 KB."""
+"""Characters of each text, by the number of messages: bodies of 27, 107 and 1,007 KB."""
 MIN_S: Final = 0.05
 """Least time of a figure; a reading is repeated until it has passed."""
 

@@ -12,7 +12,8 @@ from turnwise import Chat, State
 from turnwise_gateway.calls import ModelCall
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.options import SessionOptions
-from turnwise_gateway.session.session import Session, SessionParts
+from turnwise_gateway.session.parts import SessionParts
+from turnwise_gateway.session.session import Session
 from turnwise_gateway.tree.messages import split_think
 from turnwise_testing.probes.agent import AgentProbe, ProbeParser, make_task, probe_resources
 

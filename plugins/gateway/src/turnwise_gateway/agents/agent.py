@@ -32,7 +32,8 @@ from turnwise_gateway.programs.peer_socket import can_find_inodes
 from turnwise_gateway.programs.program import Program, ProgramFailedError, inherited
 from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.session.comparison import check_conversations
-from turnwise_gateway.session.session import Session, SessionParts
+from turnwise_gateway.session.parts import SessionParts
+from turnwise_gateway.session.session import Session
 
 SCORE_MARK: Final = "TURNWISE_SCORE="
 """Start of a line of a program's output that reports its score."""

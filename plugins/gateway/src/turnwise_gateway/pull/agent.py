@@ -19,7 +19,7 @@ from turnwise_gateway.pool.store import State as RolloutState
 from turnwise_gateway.programs.program import ProgramFailedError
 from turnwise_gateway.pull.desk import Attempt, Offer, PullHost
 from turnwise_gateway.session.comparison import check_conversations
-from turnwise_gateway.session.session import SessionParts
+from turnwise_gateway.session.parts import SessionParts
 
 
 @define(eq=False)

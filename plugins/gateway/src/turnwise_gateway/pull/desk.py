@@ -35,7 +35,8 @@ from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.listening import listen_at
 from turnwise_gateway.session.options import TrainedKinds
-from turnwise_gateway.session.session import Session, SessionParts
+from turnwise_gateway.session.parts import SessionParts
+from turnwise_gateway.session.session import Session
 
 _MAX_ENDED: Final = 128
 """Sessions that are over and that the control port still shows."""

@@ -27,7 +27,8 @@ from turnwise_gateway.pool.store import Attempted
 from turnwise_gateway.programs.program import ProgramFailedError
 from turnwise_gateway.replay.request_file import end_log
 from turnwise_gateway.session.lineage import find_kinds
-from turnwise_gateway.session.session import Session, SessionParts
+from turnwise_gateway.session.parts import SessionParts
+from turnwise_gateway.session.session import Session
 
 _MAX_ENDED: Final = 1024
 """Sessions that are over and that the control port still shows."""

@@ -18,7 +18,7 @@ from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AGENT_NAME, AgentLimits
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.session.comparison import check_conversations
-from turnwise_gateway.session.session import SessionParts
+from turnwise_gateway.session.parts import SessionParts
 
 SERVED_NAME: Final = "gateway_session"
 START_S: Final = 300.0

@@ -8,52 +8,28 @@ from functools import partial
 from typing import Any
 
 import structlog
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
-from turnwise import Chat, Episode, GenerateResult, ToolCall, ToolParser, ToolResult
+from turnwise import Episode, GenerateResult, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, EpisodeEnd
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import CallRefusedError, DeliveredTurn, ModelCall
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
-from turnwise_gateway.session.drafts import Settle, grow
+from turnwise_gateway.session.drafts import grow
 from turnwise_gateway.session.field_counter import FieldCounter
 from turnwise_gateway.session.lineage import describe_records
-from turnwise_gateway.session.options import SessionOptions
+from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
 from turnwise_gateway.session.seeds import TurnSeeds
 from turnwise_gateway.session.tool_calls import ToolDesk
 from turnwise_gateway.session.turns import CallIds, TurnReader
-from turnwise_gateway.tree.messages import Split, split_think
+from turnwise_gateway.tree.messages import split_think
 from turnwise_gateway.tree.places import Location, Place
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-
-
-@frozen(kw_only=True)
-class SessionParts:
-    """
-    Parts of the run that sessions share.
-
-    Attributes:
-        chat: the chat template.
-        parser: finds tool calls; None in a run without one.
-        split: splits the reasoning from a text; None leaves it in the content of replies.
-        settle: the same for an unfinished text; None if replies with reasoning are not streamed while they are sampled.
-        tools: schemas of the run's tools.
-        seed: of the run.
-        options: rules and limits.
-    """
-
-    chat: Chat
-    parser: ToolParser | None = None
-    split: Split | None = None
-    settle: Settle | None = None
-    tools: tuple[ToolSchema, ...] = ()
-    seed: int = 0
-    options: SessionOptions = field(factory=SessionOptions)
 
 
 @define(eq=False)

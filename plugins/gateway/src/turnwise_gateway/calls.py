@@ -8,7 +8,7 @@ a response. The server knows HTTP and no tokens; a session knows tokens and no H
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from attrs import define, field, frozen
@@ -207,22 +207,6 @@ class SessionBackend(Protocol):
         """
 
 
-class ScoredBackend(SessionBackend, Protocol):
-    """A session whose turns can be scored from outside."""
-
-    @property
-    def transcript(self) -> Sequence[DeliveredTurn]:
-        """The turns that are part of a record, in the order in which they were appended; it only grows."""
-
-    def deliver(self, turn_id: str) -> bool:
-        """
-        Say that a score has named a turn, so its client has read it.
-
-        Returns:
-            Whether the turn is part of a record: it was sampled here, and a client got it.
-        """
-
-
 class CallerCheck(Protocol):
     """Tells whose calls a session answers, besides its key."""
 
@@ -234,7 +218,12 @@ class Directory(Protocol):
     """Finds the session of a key."""
 
     def find(self, key: bytes, session_id: str | None) -> SessionBackend | None:
-        """Return the session whose model key this is, also of one that has ended; None for an unknown key or name."""
+        """
+        Return the session whose model key this is; None for an unknown key or name.
+
+        Raises:
+            CallRefusedError: the session is over.
+        """
 
     def model_name(self) -> str:
         """Return the name of the served model, for the list of models."""

@@ -9,11 +9,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from turnwise import ToolCall, ToolResult
 from turnwise.errors import InfrastructureError
-from turnwise.types import ToolSchema
-from turnwise_gateway.calls import Answer, CallerCheck, CallRefusedError, ModelCall, SessionBackend
-from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.calls import CallerCheck, SessionBackend
 from turnwise_gateway.per_loop import PerLoop
 from turnwise_gateway.programs.callers import ProcessCensus, ProgramCallers
 from turnwise_gateway.programs.program_places import ProgramPlaces
@@ -41,35 +38,6 @@ class ModelClient:
     api_key: str
     model: str
     mcp_url: str
-
-
-@define(eq=False)
-class _Door:
-    """Leads calls to a session until it is over; then the session's records can be freed."""
-
-    session: SessionBackend | None
-    limits: CallLimits
-
-    def note_refusal(self, refusal: CallRefusedError) -> None:
-        if self.session is not None:
-            self.session.note_refusal(refusal)
-
-    async def answer(self, call: ModelCall) -> Answer:
-        return await self._open().answer(call)
-
-    async def count_tokens(self, call: ModelCall) -> int:
-        return await self._open().count_tokens(call)
-
-    def tool_schemas(self) -> tuple[ToolSchema, ...]:
-        return self._open().tool_schemas()
-
-    async def call_tool(self, call: ToolCall) -> ToolResult:
-        return await self._open().call_tool(call)
-
-    def _open(self) -> SessionBackend:
-        if self.session is None:
-            raise CallRefusedError("session_closed", "the session is over")
-        return self.session
 
 
 @define(eq=False)
@@ -132,10 +100,9 @@ class RunningServer:
             session: answers the calls.
             check: tells whose calls it answers; None for all with its key.
         """
-        door = _Door(session, session.limits)
-        key = self._directory.add(name, door)
+        key = self._directory.add(name, session)
         if check is not None:
-            self._server.bind(door, check)
+            self._server.bind(session, check)
         url = self._server.url(name)
         try:
             yield ModelClient(
@@ -146,8 +113,8 @@ class RunningServer:
                 mcp_url=f"{url}/mcp",
             )
         finally:
-            door.session = None
-            self._server.forget_requests(door)
+            self._directory.end(name)
+            self._server.forget_requests(session)
             self._ended.append(name)
             if len(self._ended) > _MAX_ENDED:
                 self._directory.forget(self._ended.popleft())

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from turnwise.errors import ConfigError
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, Usage
 from turnwise_gateway.host import ModelClient
-from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.pool.control import ControlServer, build_control_app
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.sqlite_store import SqliteStore
 from turnwise_gateway.pool.store import Lease, PoolTask
 from turnwise_gateway.pool.task_pool import TaskPool
+from turnwise_gateway.session.door import SessionDoor
 
 SECRET = "a secret of the control port"
 LEASE_S = 10.0
@@ -60,39 +60,31 @@ class Reply:
         """Leave it."""
 
 
-class Backend:
+class ScriptedSession:
     """Answers each call with the next reply of a list."""
 
     def __init__(self) -> None:
+        self.door = SessionDoor(fail=lambda error: None, changed=asyncio.Event())
         self.replies: list[ModelReply] = []
         self.transcript: list[DeliveredTurn] = []
 
     async def answer(self, call: ModelCall) -> Reply:
-        return Reply(call, self.replies.pop(0), self.transcript)
+        async with self.door.holding():
+            return Reply(call, self.replies.pop(0), self.transcript)
 
     def deliver(self, turn_id: str) -> bool:
         return any(turn.reply.id == turn_id for turn in self.transcript)
 
-    @property
-    def limits(self) -> CallLimits:
-        return CallLimits.of_context(1 << 20)
-
-    def note_refusal(self, refusal: CallRefusedError) -> None:
-        """Ignore it."""
-
-    async def count_tokens(self, _call: ModelCall) -> int:
-        return 7
-
 
 @define(eq=False)
 class Desk:
-    """Opens sessions with a scripted backend."""
+    """Opens sessions with a scripted session."""
 
     pool: TaskPool
     sessions: dict[str, LeasedSession] = field(factory=dict)
 
     def open(self, lease: Lease) -> ModelClient:
-        self.sessions[lease.id] = LeasedSession(lease, Backend(), self.pool)
+        self.sessions[lease.id] = LeasedSession(lease, ScriptedSession())
         return ModelClient(
             openai_base_url="o", anthropic_base_url="a", api_key=f"key-{lease.id}", model="policy", mcp_url="m"
         )
@@ -223,7 +215,7 @@ def test_failed_attempts_are_tried_again_until_the_last(at_site) -> None:
         await site.put_and_lease()
         await site.post("/leases/1-0-1/fail", fence=1, reason="no idea")
         with pytest.raises(CallRefusedError, match="has ended"):
-            await site.desk.sessions["1-0-1"].answer(ModelCall(dialect="chat", messages=()))
+            await site.desk.sessions["1-0-1"].session.answer(ModelCall(dialect="chat", messages=()))
         lease = (await site.post("/tasks/lease", worker="w", wait_s=10))["lease"]
         assert ("1-0-2", 2) == (lease["id"], lease["attempt"])
         await site.post("/leases/1-0-1/complete", 409, fence=1, score=1)
@@ -262,9 +254,9 @@ def test_turns_are_scored_one_by_one(at_site) -> None:
     async def check(site: Site) -> None:
         await site.put_and_lease()
         session = site.desk.sessions["1-0-1"]
-        session.backend.replies = [evolve(TURN, id=f"t{number}") for number in range(3)]
+        session.session.replies = [evolve(TURN, id=f"t{number}") for number in range(3)]
         for _ in range(3):
-            (await session.answer(ModelCall(dialect="chat", messages=()))).confirm()
+            (await session.session.answer(ModelCall(dialect="chat", messages=()))).confirm()
         await site.post("/sessions/1-0-1/score", id="a", score=1, turn=2)
         await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn=0)
         await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn=0)
@@ -483,9 +475,9 @@ def test_a_session_as_json_and_atif(at_site) -> None:
         result = {"role": "tool", "tool_call_id": "abc123456", "content": "2"}
         last = evolve(TURN, tool_calls=(), reasoning="", content="Two.")
         other = evolve(last, facts={"record": 1})
-        session.backend.replies = [TURN, other, last]
+        session.session.replies = [TURN, other, last]
         for messages in (first, first[1:], (*first, answer, result)):
-            (await session.answer(ModelCall(dialect="chat", messages=messages))).confirm()
+            (await session.session.answer(ModelCall(dialect="chat", messages=messages))).confirm()
 
         described = await site.get("/sessions/1-0-1")
         assert ["0", "1"] == list(described["records"])

@@ -16,7 +16,7 @@ class Attempt:
 
     def __init__(self, fence):
         self.session, self.is_trained = None, None
-        self.leased = SimpleNamespace(lease=SimpleNamespace(fence=fence), end=lambda: None)
+        self.leased = SimpleNamespace(names=SimpleNamespace(fence=fence), end=lambda: None)
 
     async def wait(self):
         pass

@@ -22,6 +22,7 @@ from turnwise.runtime.worker import WorkerComponents
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig, PullOptions
 from turnwise_gateway.pull import desk as pull
+from turnwise_gateway.replay.request_file import RequestLog
 from turnwise_reported_reward import ReportedReward
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 
@@ -196,3 +197,18 @@ def test_the_address_of_functions(tmp_path: Path) -> None:
         (requests,) = tmp_path.glob("*.jsonl")
         events = [json.loads(line).get("event") for line in requests.read_text().splitlines()]
         assert [None, "call", "answer", "delivered", "end"] == events
+
+
+def test_an_episode_whose_requests_cannot_be_kept_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of the file is as necessary as the others: a replay would have nothing to compare with."""
+
+    def fail(_self: RequestLog, *, is_trained: bool) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(RequestLog, "on_close", fail)
+    with run_manager(ExternalConfig(function="gateway_agents:converse", keep_requests=tmp_path)) as manager:
+        (result,) = manager.rollout([make_task(0)])
+
+    assert Status.FAILED is result.status
+    assert result.fault is not None
+    assert "the disk is full" in result.fault.message

@@ -14,9 +14,6 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise import ToolCall, ToolResult
-from turnwise_gateway.calls import CallRefusedError
-from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.sqlite_store import SqliteStore
 from turnwise_gateway.pool.store import Lease, PoolError, PoolResult, PoolTask, State, Verdict
 from turnwise_gateway.pool.task_pool import TaskPool, steady_clock
@@ -247,33 +244,23 @@ def test_model_calls_keep_a_lease(tmp_path: Path, clock: Clock) -> None:
     asyncio.run(run())
 
 
-def test_calls_of_tools_keep_a_lease(tmp_path: Path, clock: Clock) -> None:
-    """A tool that works for long does not cost its agent the lease, and after the lease's end no tool runs."""
-
-    class SlowTools:
-        """A session whose tools answer when they may."""
-
-        def __init__(self) -> None:
-            self.may_answer = asyncio.Event()
-
-        async def call_tool(self, call: ToolCall) -> ToolResult:
-            await self.may_answer.wait()
-            return ToolResult(text=call.name)
+def test_a_long_call_keeps_a_lease(tmp_path: Path, clock: Clock) -> None:
+    """A call of the model or of a tool that takes long does not cost its agent the lease."""
 
     async def run() -> None:
-        tools = SlowTools()
+        may_end = asyncio.Event()
+
+        async def call(pool: TaskPool, lease: Lease) -> None:
+            async with pool.call_of(lease):
+                await may_end.wait()
+
         async with pool_in(tmp_path, clock) as pool, asyncio.TaskGroup() as group:
             await pool.put(PoolTask(uid="a"))
-            session = LeasedSession(await pool.lease("w"), tools, pool)
-            calling = group.create_task(session.call_tool(ToolCall(name="add")))
+            group.create_task(call(pool, await pool.lease("w")))
             for _ in range(10):
                 await pass_time(pool, clock, LEASE_S / 2)
             assert len(await pool.leases()) == 1
-            tools.may_answer.set()
-            assert (await calling).text == "add"
-            session.end()
-            with pytest.raises(CallRefusedError, match="ended"):
-                await session.call_tool(ToolCall(name="add"))
+            may_end.set()
 
     asyncio.run(run())
 

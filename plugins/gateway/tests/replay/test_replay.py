@@ -129,13 +129,13 @@ def test_the_file_has_the_news_of_each_answer(tmp_path: Path) -> None:
     """A lost response and a turn that a score names are in the file, so that a replay does the same."""
 
     async def scenario(session: Any) -> None:
-        logged = log_session(session, tmp_path)
-        lost = await logged.answer(make_call(user("One?")))
+        log_session(session, tmp_path)
+        lost = await session.answer(make_call(user("One?")))
         lost.confirm()
         lost.lose()
-        read = await logged.answer(make_call(user("Two?")))
-        assert logged.deliver(read.reply.id)
-        assert 2 == len(logged.transcript)
+        read = await session.answer(make_call(user("Two?")))
+        assert session.deliver(read.reply.id)
+        assert 2 == len(session.transcript)
         read.release()
 
     Sessions().run(scenario)

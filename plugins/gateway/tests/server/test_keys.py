@@ -4,11 +4,13 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+import weakref
 
 import pytest
 import structlog
 
 from turnwise.errors import ConfigError
+from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.server import ServerOptions, SessionDirectory
 
 BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi."}]}).encode()
@@ -179,3 +181,26 @@ def test_a_connection_that_is_not_admitted_reaches_no_session(gateway, answer, e
     assert ([], []) == (gateway.backend.calls, gateway.backend.refusals)
     assert 2 == len(check.asked)
     connection.close()
+
+
+class EndedBackend:
+    """A session that is over."""
+
+
+def test_the_end_of_a_session_frees_it():
+    """Its key is known until it is forgotten, and its records need not be kept for that."""
+    directory, backend = SessionDirectory("m"), EndedBackend()
+    key, freed = directory.add("s-1", backend).encode(), weakref.ref(backend)
+    assert backend is directory.find(key, "s-1")
+
+    directory.end("s-1")
+    del backend
+
+    assert freed() is None
+    assert directory.find(b"another key", "s-1") is None
+    for name in ("s-1", None):
+        with pytest.raises(CallRefusedError) as refused:
+            directory.find(key, name)
+        assert "session_closed" == refused.value.kind
+    directory.forget("s-1")
+    assert directory.find(key, "s-1") is None

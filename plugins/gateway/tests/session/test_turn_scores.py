@@ -100,7 +100,7 @@ class ScoringAgent:
     async def _answer(self, messages, **changes):
         call = make_call(*messages, **changes)
         try:
-            return call, await self.now.recorded.answer(call)
+            return call, await self.now.session.answer(call)
         except CallRefusedError as refusal:
             assert "budget_exhausted" == refusal.kind  # noqa: PT017 - others are failures
             return call, None
@@ -161,7 +161,7 @@ class ScoringAgent:
             return
         answer.confirm()
         answer.lose()
-        again = await self.now.recorded.answer(call)
+        again = await self.now.session.answer(call)
         assert answer.reply is again.reply
         again.confirm()
         self._read(again, list(call.messages))
@@ -258,7 +258,7 @@ def test_a_turn_without_tokens_takes_no_score():
         recorded = RecordedSession(Attempted(id="s", uid="u", global_step=0, rollout_n=0), session)
         ids = []
         for text in ("One?", "Two?"):
-            answer = await recorded.answer(make_call(user(text)))
+            answer = await session.answer(make_call(user(text)))
             answer.confirm()
             ids.append(answer.reply.id)
         assert [None, ids[1]] == [recorded.find_turn(name) for name in ids]
@@ -278,7 +278,7 @@ def test_a_score_shows_that_its_turn_was_read(is_read):
 
     async def scenario(session):
         recorded = RecordedSession(Attempted(id="s", uid="u", global_step=0, rollout_n=0), session)
-        answer = await recorded.answer(make_call(user("Question 0?")))
+        answer = await session.answer(make_call(user("Question 0?")))
         if not is_read:
             answer.release()
         found = recorded.find_turn(f"chatcmpl-{answer.reply.id}")

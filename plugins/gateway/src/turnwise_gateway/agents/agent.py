@@ -30,7 +30,7 @@ from turnwise_gateway.programs.callers import ProgramCallers
 from turnwise_gateway.programs.keeper import KEEPER
 from turnwise_gateway.programs.peer_socket import can_find_inodes
 from turnwise_gateway.programs.program import Program, ProgramFailedError, inherited
-from turnwise_gateway.replay.request_file import end_log, log_session
+from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session
@@ -118,18 +118,18 @@ class ExternalAgent:
         failure: Exception | None = None
         async with asyncio.TaskGroup() as calls:
             session = Session(episode, self.parts, secrets.token_hex(8), calls.create_task)
-            backend = log_session(session, self.config.keep_requests)
+            log_session(session, self.config.keep_requests)
             try:
                 callers = server.bind_callers(session.name) if self._binds_keys else None
-                with server.open(session.name, backend, callers) as client:
+                with server.open(session.name, session, callers) as client:
                     await self._run(session, client, callers)
             except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and so its owner
                 failure = error
             finally:
                 session.close()
+                failure = failure or session.error  # a listener may fail at the end
                 if callers is not None:
                     callers.count(session.episode)
-                end_log(backend)
         await check_conversations(session.book)
         if failure is not None:
             raise failure

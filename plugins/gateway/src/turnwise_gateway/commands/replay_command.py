@@ -122,7 +122,7 @@ def _replay_all(config: RunConfig, host: Host, files: list[RequestFile]) -> list
 def _replay(manager: RolloutManager, desk: ServingDesk, replay: SessionReplay) -> Replayed:
     """Replay one session in a separate episode."""
     file = replay.file
-    desk.recorder = replay.start
+    desk.make_session = replay.open
     desk.numbers[file.task.uid] = file.rollout_n
 
     async def run(task: Task) -> None:

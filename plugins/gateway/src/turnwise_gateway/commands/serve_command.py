@@ -28,7 +28,6 @@ from turnwise.terminal import write_error, write_output
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
 from turnwise_gateway.pull.site import announced
-from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, locked_folder
@@ -143,7 +142,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         folder.start(config, overwrite=existing == "overwrite")
     desk.numbers = folder.numbers()
     if arguments.keep_requests:
-        desk.recorder = partial(log_session, folder=folder.path / REQUESTS_DIR)
+        desk.keep_requests = folder.path / REQUESTS_DIR
     site = _Site(server, desk)
     with ExitStack() as stack:
         stack.enter_context(manager)

@@ -107,7 +107,7 @@ class _Control:
         if score is not None:
             check_number("score", score)
         session = self.desk.find(lease_id)
-        if session is not None and fence == session.lease.fence:
+        if session is not None and fence == session.names.fence:
             reported = session.reported_score()
             if None not in (reported, score) and reported != score:
                 return tell(Verdict.CONFLICT)
@@ -136,7 +136,7 @@ class _Control:
         return show_session(find_session(self.desk, request), request, self.desk.model_name())
 
     async def _complete(self, session: LeasedSession, score: float, metrics: dict[str, float]) -> Verdict:
-        return await self.pool.complete(session.lease.id, session.lease.fence, score=score, metrics=metrics)
+        return await self.pool.complete(session.names.id, session.names.fence, score=score, metrics=metrics)
 
 
 def _fence(body: dict[str, Any]) -> int:

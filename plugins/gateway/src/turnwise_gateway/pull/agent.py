@@ -68,6 +68,8 @@ class PullAgent:
         ):
             result, attempt = await self._wait(offer)
         await check_conversations(attempt.session.book)
+        if attempt.session.error is not None:  # a listener may fail at the end of a session
+            raise attempt.session.error
         if result.state is RolloutState.DEAD:
             if result.owner == "infra":
                 raise InfrastructureError(result.reason)
@@ -86,7 +88,7 @@ class PullAgent:
                 await wait_for_agent(attempt.wait(), attempt.session, limits)
                 result = await offer.result(attempt)
                 # A later lease may have ended meanwhile, and the result is of that one.
-                is_trained = result is not None and result.fence == attempt.leased.lease.fence
+                is_trained = result is not None and result.fence == attempt.leased.names.fence
             finally:
                 attempt.leased.end()
                 attempt.close(is_trained=is_trained)

@@ -13,10 +13,11 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from turnwise import Episode
 from turnwise.errors import ConfigError, DataError, InfrastructureError
@@ -30,17 +31,15 @@ from turnwise_gateway.pool.store import Lease, PoolResult, PoolTask
 from turnwise_gateway.pool.task_pool import TaskPool
 from turnwise_gateway.pull.shared_pool import POLL_S, HeldError, SharedPool, SharedStore, build_shared_app, name_task
 from turnwise_gateway.pull.site import PullSite
-from turnwise_gateway.replay.request_file import end_log, log_session
+from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.listening import listen_at
-from turnwise_gateway.session.options import TrainedKinds
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session
 
 _MAX_ENDED: Final = 128
 """Sessions that are over and that the control port still shows."""
-_UNTRAINED: Final = TrainedKinds(main=False, subagent=False, compaction=False, auxiliary=False)
 
 
 @define(eq=False)
@@ -49,16 +48,19 @@ class Attempt:
     A lease of an episode and its session.
 
     Attributes:
-        leased: the session as the agent and the control port see it.
-        session: answers the calls.
+        leased: the session as the control port sees it.
         client: of the session.
     """
 
     leased: LeasedSession
-    session: Session
     client: ModelClient
     _door: ExitStack
     _calls: set[asyncio.Task[None]]
+
+    @property
+    def session(self) -> Session:
+        """The session that answers the calls."""
+        return self.leased.session
 
     async def wait(self) -> None:
         """Wait for the end of the lease; calls in flight end with it."""
@@ -72,13 +74,7 @@ class Attempt:
     def close(self, *, is_trained: bool) -> None:
         """Refuse further calls, and describe the records."""
         self._door.close()
-        if not is_trained:
-            self.session.parts = evolve(
-                self.session.parts, options=evolve(self.session.parts.options, train=_UNTRAINED)
-            )
-        self.session.close()
-        if is_trained:  # else a replay gives other records
-            end_log(self.leased.backend)
+        self.session.close(is_trained=is_trained)
 
 
 @define(eq=False)
@@ -115,7 +111,7 @@ class Offer:
         Return None for a lease that had a session before: it has expired since it was handed out.
         """
         if self._last is not None:
-            if lease.fence <= self._last.leased.lease.fence:
+            if lease.fence <= self._last.leased.names.fence:
                 return None
             self._last.leased.end()
         calls: set[asyncio.Task[None]] = set()
@@ -127,10 +123,11 @@ class Offer:
             return task
 
         session = Session(self.episode, self._parts, lease.id, spawn)
-        leased = LeasedSession(lease, log_session(session, self._keep_requests), self.pool)
+        session.door.hold = partial(self.pool.call_of, lease)  # calls of the model and of tools renew the lease
+        log_session(session, self._keep_requests)
         door = ExitStack()
-        client = door.enter_context(self._server.open(lease.id, leased))
-        self._last = attempt = Attempt(leased, session, client, door, calls)
+        client = door.enter_context(self._server.open(lease.id, session))
+        self._last = attempt = Attempt(LeasedSession(lease, session), client, door, calls)
         self.attempts.put_nowait(attempt)
         return attempt
 
@@ -143,7 +140,7 @@ class Offer:
 
     async def result(self, attempt: Attempt) -> PoolResult | None:
         """Return the end of the episode in the pool after an attempt; None when a further attempt follows."""
-        return await self.pool.result_after(attempt.leased.lease)
+        return await self.pool.result_after(attempt.leased.names)
 
 
 @define(eq=False)

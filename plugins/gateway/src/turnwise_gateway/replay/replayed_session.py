@@ -8,21 +8,21 @@ recording says so, and a turn counts as delivered when it did then. So the repla
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from turnwise import ToolCall, ToolResult
-from turnwise.types import ToolSchema
-from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ModelReply
+from turnwise import Episode
+from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.host import ModelClient
-from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn
 from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_result
-from turnwise_gateway.session.session import Session
+from turnwise_gateway.session.door import SessionListener
+from turnwise_gateway.session.parts import SessionParts
+from turnwise_gateway.session.session import Session, Spawn
 
 PATIENCE_S: Final = 20.0
 """Longest wait for the gateway to do what was recorded."""
@@ -65,7 +65,7 @@ class _HeldAnswer:
 
 
 @define(eq=False)
-class SessionReplay:
+class SessionReplay(SessionListener):
     """
     The replay of a file of requests.
 
@@ -91,24 +91,22 @@ class SessionReplay:
         }
         self.engine.turns[:] = self._turns.values()
 
-    # The backend of the session
+    def open(self, episode: Episode, parts: SessionParts, name: str, spawn: Spawn) -> Session:
+        """Return the session to send the requests to."""
+        self._session = session = ReplayedSession(episode, parts, name, spawn, replay=self)
+        session.door.listeners.append(self)
+        return session
 
-    def start(self, session: Session) -> SessionReplay:
-        """Become the backend of a session."""
-        self._session = session
-        return self
-
-    def end(self) -> None:
-        """Keep the records of the session, which is over."""
+    def on_close(self, *, is_trained: bool) -> None:
         assert self._session is not None, "a session ends after its start"
         self.records = describe_episode_records(self._session.episode)
 
-    async def answer(self, call: ModelCall) -> Answer:
-        assert self._session is not None, "calls come after the start"
+    async def hold_answer(self, answering: Coroutine[Any, Any, Answer]) -> Answer:
+        """Wait for the answer to the request that was sent last, and return it for the recording to settle."""
         state = self._calls[-1]  # the next request is sent when this one has arrived
         state.arrived.set()
         try:
-            state.answer = await self._session.answer(evolve(call, body=b""))
+            state.answer = await answering
         except CallRefusedError as refusal:
             state.outcome = f"refused ({refusal.kind})"
             raise
@@ -120,38 +118,6 @@ class SessionReplay:
         facts = state.answer.reply.facts
         state.outcome = f"turn {facts['turn']} of record {facts['record']}"
         return _HeldAnswer(state.answer)
-
-    @property
-    def transcript(self) -> Sequence[DeliveredTurn]:
-        assert self._session is not None, "it is read after the start"
-        return self._session.transcript
-
-    def deliver(self, turn_id: str) -> bool:
-        """Return False: the recording decides."""
-        return False
-
-    @property
-    def limits(self) -> CallLimits:
-        assert self._session is not None, "calls come after the start"
-        return self._session.limits
-
-    def note_refusal(self, refusal: CallRefusedError) -> None:
-        assert self._session is not None, "calls come after the start"
-        self._session.note_refusal(refusal)
-
-    async def count_tokens(self, call: ModelCall) -> int:
-        assert self._session is not None, "calls come after the start"
-        return await self._session.count_tokens(call)
-
-    def tool_schemas(self) -> tuple[ToolSchema, ...]:
-        assert self._session is not None, "calls come after the start"
-        return self._session.tool_schemas()
-
-    async def call_tool(self, call: ToolCall) -> ToolResult:
-        assert self._session is not None, "calls come after the start"
-        return await self._session.call_tool(call)
-
-    # The client
 
     async def run(self, client: ModelClient) -> None:
         """
@@ -220,6 +186,21 @@ class SessionReplay:
                 await event.wait()
         except TimeoutError:
             raise DifferenceError(f"call {call.number}: it never {text}") from None
+
+
+@define(eq=False)
+class ReplayedSession(Session):
+    """
+    A session whose answers are settled by a recording.
+
+    Attributes:
+        replay: of the recording.
+    """
+
+    replay: SessionReplay = field(kw_only=True)
+
+    async def answer(self, call: ModelCall) -> Answer:
+        return await self.replay.hold_answer(super().answer(call))
 
 
 async def _send(http: aiohttp.ClientSession, url: str, event: Event) -> None:

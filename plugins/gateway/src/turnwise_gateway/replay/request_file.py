@@ -19,21 +19,22 @@ Numbers that JSON has not are written as Python does, such as `-Infinity`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
-from turnwise import Episode, FinishReason, GenerateResult, Task, ToolCall, ToolResult
+from turnwise import Episode, FinishReason, GenerateResult, Task
 from turnwise.errors import DataError, describe
-from turnwise.types import TokenArray, ToolSchema
-from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, ScoredBackend
+from turnwise.types import TokenArray
+from turnwise_gateway.calls import CallRefusedError, ModelCall
 from turnwise_gateway.dialects import find_dialect
-from turnwise_gateway.limits import CallLimits
-from turnwise_gateway.session.delivery import TurnAnswer
+from turnwise_gateway.session.delivery import Outcome
+from turnwise_gateway.session.door import SessionListener
+from turnwise_gateway.session.records import SampledTurn
 from turnwise_gateway.session.session import Session
 
 FORMAT: Final = "turnwise requests of a session"
@@ -68,27 +69,18 @@ def _plain(values: Mapping[str, Any]) -> Event:
     return plain
 
 
-@runtime_checkable
-class WritesEnd(Protocol):
-    """A backend that writes down what happens."""
-
-    def end(self) -> None:
-        """Write the records of the session, which is over."""
-
-
 @define(eq=False)
-class LoggedSession:
+class RequestLog(SessionListener):
     """
-    The backend of a session that writes what happens to a file.
+    Writes what happens in a session to a file.
 
     Attributes:
-        session: answers the calls.
+        session: to listen to.
         path: of the file, which is made.
     """
 
     session: Session
     path: Path
-    _num_calls: int = field(default=0, init=False)
     _turns: dict[str, int] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -98,102 +90,53 @@ class LoggedSession:
         names = ("rollout_n", "global_step", "validation")
         self._write({**head, **{name: getattr(episode, name) for name in names}})
 
-    async def answer(self, call: ModelCall) -> Answer:
-        number = self._num_calls
-        self._num_calls += 1
+    def on_call(self, number: int, call: ModelCall) -> None:
         headers = {name: value for name, value in call.headers.items() if name not in _WIRE_HEADERS}
         path, body = f"/{find_dialect(call.dialect).path}", call.body.decode()
         self._write({"event": "call", "call": number, "path": path, "headers": headers, "body": body})
-        try:
-            # The body has served its purpose, and would stay in memory with the call.
-            answer = await self.session.answer(evolve(call, body=b""))
-        except CallRefusedError as refusal:
-            self._write({"event": "refused", "call": number, "kind": refusal.kind})
-            raise
-        except BaseException:
-            self._write({"event": "left", "call": number})
-            raise
-        self._write({"event": "answer", "call": number, **self._describe(number, answer)})
-        return _LoggedAnswer(answer, lambda event: self._write({"event": event, "call": number}))
 
-    @property
-    def limits(self) -> CallLimits:
-        return self.session.limits
+    def on_answer(self, number: int, turn: SampledTurn) -> None:
+        self._write({"event": "answer", "call": number, **self._describe(number, turn)})
 
-    def note_refusal(self, refusal: CallRefusedError) -> None:
-        self.session.note_refusal(refusal)
+    def on_refused(self, number: int, refusal: CallRefusedError) -> None:
+        self._write({"event": "refused", "call": number, "kind": refusal.kind})
 
-    async def count_tokens(self, call: ModelCall) -> int:
-        return await self.session.count_tokens(call)
+    def on_left(self, number: int) -> None:
+        self._write({"event": "left", "call": number})
 
-    def tool_schemas(self) -> tuple[ToolSchema, ...]:
-        return self.session.tool_schemas()
+    def on_outcome(self, number: int, outcome: Outcome) -> None:
+        self._write({"event": outcome, "call": number})
 
-    async def call_tool(self, call: ToolCall) -> ToolResult:
-        # Not written down: the agent sends the result in its next request.
-        return await self.session.call_tool(call)
-
-    @property
-    def transcript(self) -> Sequence[DeliveredTurn]:
-        return self.session.transcript
-
-    def deliver(self, turn_id: str) -> bool:
+    def on_read(self, turn_id: str) -> None:
         if turn_id in self._turns:
             self._write({"event": "read", "call": self._turns[turn_id]})
-        return self.session.deliver(turn_id)
 
-    def end(self) -> None:
-        """Write the records of the session, which is over."""
+    def on_close(self, *, is_trained: bool) -> None:
+        if not is_trained:
+            return  # a replay trains them, and so gives other records
         # Lost attempts at the episode have left earlier records.
         first = len(self.session.episode.trajectories) - len(self.session.book.records)
         self._write({"event": "end", "records": describe_episode_records(self.session.episode, first)})
 
-    def _describe(self, number: int, answer: TurnAnswer) -> Event:
-        reply = answer.reply
+    def _describe(self, number: int, turn: SampledTurn) -> Event:
+        reply = turn.reply
         described = {"turn": reply.id, "record": reply.facts["record"], "number": reply.facts["turn"]}
         if reply.id in self._turns:
             return described
         self._turns[reply.id] = number
-        context = answer.turn.record.trajectory.input_ids[: reply.usage.prompt_tokens]
+        context = turn.record.trajectory.input_ids[: reply.usage.prompt_tokens]
         size, digest = len(context), digest_context(context)
-        return {**described, "context": [size, digest], "result": _plain(asdict(answer.turn.result))}
+        return {**described, "context": [size, digest], "result": _plain(asdict(turn.result))}
 
     def _write(self, event: Event) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
 
-@frozen(eq=False)
-class _LoggedAnswer:
-    answer: TurnAnswer
-    note: Any
-
-    @property
-    def reply(self) -> ModelReply:
-        return self.answer.reply
-
-    def confirm(self) -> None:
-        self.note("delivered")
-        self.answer.confirm()
-
-    def release(self) -> None:
-        self.note("released")
-        self.answer.release()
-
-    def lose(self) -> None:
-        self.note("lost")
-        self.answer.lose()
-
-
-def log_session(session: Session, folder: str | Path | None) -> ScoredBackend:
-    """Return the session, as one whose requests are kept in a file of the folder if there is a folder."""
-    return LoggedSession(session, Path(folder) / f"{session.name}.jsonl") if folder else session
-
-
-def end_log(backend: ScoredBackend) -> None:
-    """Tell a backend that writes down what happens that its session is over; do nothing for another one."""
-    if isinstance(backend, WritesEnd):
-        backend.end()
+def log_session(session: Session, folder: str | Path | None) -> None:
+    """Keep the requests of a session in a file of a folder, if there is a folder."""
+    if folder is not None:
+        session.door.listeners.append(RequestLog(session, Path(folder) / f"{session.name}.jsonl"))
 
 
 @frozen(kw_only=True)

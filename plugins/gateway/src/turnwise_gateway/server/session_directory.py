@@ -7,18 +7,18 @@ import hmac
 import re
 import secrets
 
-from attrs import frozen
+from attrs import define
 
-from turnwise_gateway.calls import SessionBackend
+from turnwise_gateway.calls import CallRefusedError, SessionBackend
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
-@frozen
+@define
 class _Entry:
     session_id: str
     key: bytes
-    backend: SessionBackend
+    backend: SessionBackend | None
 
 
 class SessionDirectory:
@@ -54,6 +54,10 @@ class SessionDirectory:
         self._by_id[session_id] = self._by_digest[_digest(entry.key)] = entry
         return key
 
+    def end(self, session_id: str) -> None:
+        """Let go of a session, so that its records can be freed; its calls are told that it is over."""
+        self._by_id[session_id].backend = None
+
     def forget(self, session_id: str) -> None:
         """Remove a session; its key is unknown from now on."""
         entry = self._by_id.pop(session_id)
@@ -64,6 +68,8 @@ class SessionDirectory:
         # The time of a lookup by digest says nothing about the key, and the comparison takes the same time for all.
         if entry is None or not hmac.compare_digest(entry.key, key):
             return None
+        if entry.backend is None:
+            raise CallRefusedError("session_closed", "the session is over")
         return entry.backend
 
     def model_name(self) -> str:

@@ -12,6 +12,7 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
@@ -19,16 +20,15 @@ from attrs import define, field
 from turnwise import Episode, EpisodeResult, Task
 from turnwise.errors import InfrastructureError
 from turnwise.types import JsonDict
-from turnwise_gateway.calls import ScoredBackend
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.control_server import RequestError
 from turnwise_gateway.pool.leased_session import RecordedSession
 from turnwise_gateway.pool.store import Attempted
 from turnwise_gateway.programs.program import ProgramFailedError
-from turnwise_gateway.replay.request_file import end_log
+from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.session.lineage import find_kinds
 from turnwise_gateway.session.parts import SessionParts
-from turnwise_gateway.session.session import Session
+from turnwise_gateway.session.session import Session, Spawn
 
 _MAX_ENDED: Final = 1024
 """Sessions that are over and that the control port still shows."""
@@ -36,7 +36,6 @@ _MAX_ENDED: Final = 1024
 Key = tuple[str, int]
 """A task's uid and the number of a session for it."""
 Submit = Callable[[Task, int], object]
-Recorder = Callable[[Session], ScoredBackend]
 
 
 @define(eq=False)
@@ -45,7 +44,6 @@ class ServedSession(RecordedSession[Attempted]):
     A session that was opened at the control port.
 
     Attributes:
-        session: answers the calls.
         client: for the agent.
         control_key: lets its owner score, read and end this session alone.
         failure: ends the episode as failed.
@@ -53,7 +51,6 @@ class ServedSession(RecordedSession[Attempted]):
         written: set with `outcome`.
     """
 
-    session: Session
     client: ModelClient = field(init=False)
     control_key: str = field(factory=lambda: secrets.token_urlsafe(32), repr=False)
     failure: Exception | None = None
@@ -82,8 +79,7 @@ class ServedSession(RecordedSession[Attempted]):
     def close(self) -> None:
         """End the session and describe its records; a second call does nothing."""
         self.end()
-        if self.session.close():
-            end_log(self.backend)
+        self.session.close()
 
     def fail(self, owner: str, reason: str) -> None:
         """End the session as failed, unless it has ended."""
@@ -116,14 +112,16 @@ class ServingDesk:
         capacity: most sessions that are open at once.
         submit: starts the episode of a task with a number; set before the first request.
         numbers: of the next session for each uid.
-        recorder: returns the backend of a session, which may write down what happens.
+        make_session: returns the session of an episode.
+        keep_requests: folder for a file with the requests of each session; None keeps none.
     """
 
     server: RunningServer
     capacity: int
     submit: Submit = field(init=False)
     numbers: Counter[str] = field(factory=Counter)
-    recorder: Recorder = field(default=lambda session: session)
+    make_session: Callable[[Episode, SessionParts, str, Spawn], Session] = Session
+    keep_requests: Path | None = None
     _expected: dict[Key, asyncio.Future[ServedSession]] = field(factory=dict, init=False)
     _sessions: OrderedDict[str, ServedSession] = field(factory=OrderedDict, init=False)
     _by_key: dict[Key, ServedSession] = field(factory=dict, init=False)
@@ -157,9 +155,10 @@ class ServingDesk:
         name, key = secrets.token_hex(8), (episode.task.uid, episode.rollout_n)
         uid, step = episode.task.uid, episode.global_step
         names = Attempted(id=name, uid=uid, global_step=step, rollout_n=episode.rollout_n)
-        session = Session(episode, parts, name, lambda call: served.spawn(call, calls))
-        served = ServedSession(names, self.recorder(session), session)
-        with self.server.open(name, served) as served.client:
+        session = self.make_session(episode, parts, name, lambda call: served.spawn(call, calls))
+        log_session(session, self.keep_requests)
+        served = ServedSession(names, session)
+        with self.server.open(name, session) as served.client:
             self._sessions[name] = self._by_key[key] = served
             self._counts["opened"] += 1
             if (opening := self._expected.pop(key, None)) is not None and not opening.done():

@@ -102,6 +102,7 @@ class ServedAgent:
                     failure = error
                 finally:  # also when a limit has ended it
                     served.close()
+                    failure = failure or served.session.error  # a listener may fail at the end
                     note_score(served.session, served.reported_score(), served.scores.metrics)
         await check_conversations(served.session.book)
         if isinstance(failure, PromptTooLongError):  # by its own name it would end the run, and with it all sessions

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 from attrs import define, field
 
 from turnwise_gateway.calls import ModelCall, ModelReply
 from turnwise_gateway.session.records import SampledTurn, Spot
 from turnwise_gateway.tree.places import Place
+
+Outcome = Literal["delivered", "released", "lost"]
+"""The client has the answer, left before it had the last byte, or broke the connection after it."""
 
 
 @define(eq=False)
@@ -28,12 +32,14 @@ class TurnAnswer:
 
     Attributes:
         turn: to deliver.
+        note: called with what became of the answer, before anything is done about it.
         deliver: makes the turn part of its record, unless it is.
         lost: called when the client may not have read the delivered turn.
         settled: called when the client has the turn or has left.
     """
 
     turn: SampledTurn
+    note: Callable[[Outcome], None]
     deliver: Callable[[SampledTurn], None]
     lost: Callable[[SampledTurn], None]
     settled: Callable[[], None]
@@ -44,13 +50,16 @@ class TurnAnswer:
         return self.turn.reply
 
     def confirm(self) -> None:
+        self.note("delivered")
         if self._settle():
             self.deliver(self.turn)
 
     def release(self) -> None:
+        self.note("released")
         self._settle()
 
     def lose(self) -> None:
+        self.note("lost")
         self.lost(self.turn)
 
     def _settle(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import field, frozen, validators
 
@@ -18,6 +18,9 @@ class TrainedKinds:
     subagent: bool = True
     compaction: bool = True
     auxiliary: bool = False
+
+
+UNTRAINED: Final = TrainedKinds(main=False, subagent=False, compaction=False, auxiliary=False)
 
 
 @frozen(kw_only=True)

@@ -13,12 +13,14 @@ from attrs import define, evolve, field
 from turnwise import Episode, GenerateResult, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, EpisodeEnd
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import CallRefusedError, DeliveredTurn, ModelCall
+from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
+from turnwise_gateway.session.door import SessionDoor
 from turnwise_gateway.session.drafts import grow
 from turnwise_gateway.session.field_counter import FieldCounter
 from turnwise_gateway.session.lineage import describe_records
+from turnwise_gateway.session.options import UNTRAINED
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
@@ -35,7 +37,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 @define(eq=False)
 class Session:
     """
-    The `ScoredBackend` of an episode. All of its methods run on the episode's event loop.
+    The `SessionBackend` of an episode. All of its methods run on the episode's event loop.
 
     Attributes:
         episode: that the calls belong to.
@@ -44,6 +46,7 @@ class Session:
         spawn: starts a task in a group that outlives every call.
         limits: of its requests.
         book: its records.
+        door: of its calls, with the listeners.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
         exhausted: the last refusal for lack of budget or context; None when there was none.
         refused: the last refusal of any kind.
@@ -59,6 +62,7 @@ class Session:
     spawn: Spawn
     limits: CallLimits = field(init=False)
     book: RecordBook = field(init=False)
+    door: SessionDoor = field(init=False)
     error: Exception | None = field(default=None, init=False)
     exhausted: CallRefusedError | None = field(default=None, init=False)
     refused: CallRefusedError | None = field(default=None, init=False)
@@ -73,7 +77,6 @@ class Session:
     _is_over: bool = field(default=False, init=False)
     _rendering: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _fields: FieldCounter = field(factory=FieldCounter, init=False)
-    _num_answering: int = field(default=0, init=False)
     _num_turns: int = field(default=0, init=False)
     _kept: KeptTurns = field(factory=KeptTurns, init=False)
     _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
@@ -82,38 +85,36 @@ class Session:
     def __attrs_post_init__(self) -> None:
         parts = self.parts
         self.limits = CallLimits.of_context(self.episode.max_tokens)
+        self.door = SessionDoor(self.fail, self.changed)
         self._ids = CallIds(parts.chat)
         self.book = RecordBook(self.episode, parts.chat, parts.options, self._ids, parts.split or split_think)
         self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
-        keeps_malformed = parts.options.malformed_calls == "call"
+        keeps = parts.options.malformed_calls == "call"
         self._reader = TurnReader(
-            chat=parts.chat,
-            parser=parts.parser,
-            split=parts.split,
-            settle=parts.settle,
-            keeps_malformed=keeps_malformed,
+            chat=parts.chat, parser=parts.parser, split=parts.split, settle=parts.settle, keeps_malformed=keeps
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether no call is being answered or delivered."""
-        return self._num_answering == 0 and self._kept.is_idle
+        return self.door.num_inside == 0 and self._kept.is_idle
 
-    async def answer(self, call: ModelCall) -> TurnAnswer:
-        self.num_calls += 1
-        self._num_answering += 1
-        self.changed.set()
+    async def answer(self, call: ModelCall) -> Answer:
+        answer: TurnAnswer | None = None
         try:
-            turn = await self._answer(call)
-        except CallRefusedError as refusal:
-            self._note(refusal)
+            async with self.door.holding():
+                with self.door.follow(call) as number:
+                    turn = await self._take_call(call)
+                answer = self._answer_with(turn, number)
+        except BaseException:
+            if answer is not None:  # its client left while the hold ended
+                answer.release()
             raise
-        finally:
-            self._num_answering -= 1
-            self.changed.set()
-        return TurnAnswer(turn, deliver=self._deliver, lost=self._kept.lose, settled=self.changed.set)
+        return answer
 
     def deliver(self, turn_id: str) -> bool:
+        """Take a turn as read because a score has named it, and return whether it is part of a record."""
+        self.door.tell(lambda each: each.on_read(turn_id))
         for turn in self._kept.waiting():
             if turn.reply.id == turn_id:
                 self._kept.note_read(turn)
@@ -122,11 +123,13 @@ class Session:
         return any(turn.reply.id == turn_id for turn in self.transcript)
 
     def note_refusal(self, refusal: CallRefusedError) -> None:
-        self.num_calls += 1
-        self._note(refusal)
-        self.changed.set()
+        if not self.door.ended.is_set():
+            self.num_calls += 1
+            self._note(refusal)
+            self.changed.set()
 
     async def count_tokens(self, call: ModelCall) -> int:
+        self.door.check_open()
         rendering = Rendering(self.parts.chat, self.limits.max_tokens)
         while True:
             try:
@@ -139,14 +142,10 @@ class Session:
         return self.parts.tools
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
-        self._check_open()
-        self._num_answering += 1  # an agent that waits for a tool is not idle
-        self.changed.set()
-        try:
-            return await self._tools.call(call)
-        finally:
-            self._num_answering -= 1
-            self.changed.set()
+        async with self.door.holding():
+            self._check_open()
+            with self.door.inside():  # an agent that waits for a tool is not idle
+                return await self._tools.call(call)
 
     async def settle(self) -> None:
         """Wait until no call is being answered or delivered."""
@@ -166,18 +165,41 @@ class Session:
         for shared in list(self._kept.in_flight):
             shared.cancel()
 
-    def close(self) -> bool:
-        """End calls, forget turns that no client has, and describe the records; return False after the first time."""
+    def close(self, *, is_trained: bool = True) -> bool:
+        """
+        End calls, forget turns that no client has, and describe the records; return False after the first time.
+
+        Args:
+            is_trained: train the records of the kinds that the options name, and else none.
+        """
         if self._is_closed:
             return False
         self._is_closed = True
+        self.door.end()
         self._tools.close()
         self.refuse_calls()
         for turn in list(self._kept.undelivered.values()):
             self._drop(turn)
         self._count("calls", self.num_calls)
-        describe_records(self.episode, self.book.records, self.parts.options.train)
+        train = self.parts.options.train if is_trained else UNTRAINED
+        describe_records(self.episode, self.book.records, train)
+        self.door.tell(lambda each: each.on_close(is_trained=is_trained))
         return True
+
+    async def _take_call(self, call: ModelCall) -> SampledTurn:
+        self.num_calls += 1
+        with self.door.inside():
+            try:
+                return await self._answer(call)
+            except CallRefusedError as refusal:
+                self._note(refusal)
+                raise
+
+    def _answer_with(self, turn: SampledTurn, number: int) -> TurnAnswer:
+        """Return the answer to the call of a number."""
+        self.door.tell(lambda each: each.on_answer(number, turn))
+        note = partial(self.door.tell_outcome, number)
+        return TurnAnswer(turn, note, deliver=self._deliver, lost=self._kept.lose, settled=self.changed.set)
 
     def _note(self, refusal: CallRefusedError) -> None:
         self.refused = refusal
@@ -231,6 +253,7 @@ class Session:
             raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
 
     def _check_open(self) -> None:
+        self.door.check_open()
         if self._is_over or self.error is not None:
             raise CallRefusedError("session_closed", "the session is over")
 

@@ -7,6 +7,7 @@ the lookup ends with `LongTextError`, the text becomes tokens in a thread, and t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -43,10 +44,12 @@ class Rendering:
     Attributes:
         chat: renders and tokenizes.
         max_tokens: of the context.
+        turn: held while a long text is tokenized, so that a session has one thread for that at most.
     """
 
     chat: Chat
     max_tokens: int
+    turn: asyncio.Lock
     _known: list[tuple[tuple[object, ...], Callable[[], TokenArray]]] = field(factory=list, init=False)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema], num_tool_chars: int) -> TokenArray:
@@ -71,9 +74,10 @@ class Rendering:
         return self._find(args, 0, messages, partial(self.chat.delta, messages, last_token_id, with_tools=with_tools))
 
     async def prepare(self, missing: LongTextError) -> None:
-        """Make tokens of a text in a thread."""
+        """Make tokens of a text in a thread, beside other calls."""
         try:
-            ids = await in_thread(run_and_give_back, {"work": missing.render})
+            async with self.turn:
+                ids = await in_thread(run_and_give_back, {"work": missing.render})
         except Exception as error:  # noqa: BLE001 - raised by the lookup, as for a short text
             self._known.append((missing.key, partial(_raise, error)))
         else:

@@ -105,7 +105,9 @@ class Session:
             async with self.door.holding():
                 with self.door.follow(call) as number:
                     turn = await self._take_call(call)
-                answer = self._answer_with(turn, number)
+                self.door.tell(lambda each: each.on_answer(number, turn))
+                note = partial(self.door.tell_outcome, number)
+                answer = TurnAnswer(turn, note, self._deliver, lost=self._kept.lose, settled=self.changed.set)
         except BaseException:
             if answer is not None:  # its client left while the hold ended
                 answer.release()
@@ -130,12 +132,12 @@ class Session:
 
     async def count_tokens(self, call: ModelCall) -> int:
         self.door.check_open()
-        rendering = Rendering(self.parts.chat, self.limits.max_tokens)
+        rendering = Rendering(self.parts.chat, self.limits.max_tokens, self._rendering)
         while True:
             try:
                 return self._count_tokens(call, rendering)
             except LongTextError as missing:
-                await self._render(rendering, missing)
+                await rendering.prepare(missing)
 
     def tool_schemas(self) -> tuple[ToolSchema, ...]:
         self._check_open()
@@ -195,12 +197,6 @@ class Session:
                 self._note(refusal)
                 raise
 
-    def _answer_with(self, turn: SampledTurn, number: int) -> TurnAnswer:
-        """Return the answer to the call of a number."""
-        self.door.tell(lambda each: each.on_answer(number, turn))
-        note = partial(self.door.tell_outcome, number)
-        return TurnAnswer(turn, note, deliver=self._deliver, lost=self._kept.lose, settled=self.changed.set)
-
     def _note(self, refusal: CallRefusedError) -> None:
         self.refused = refusal
         if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
@@ -212,7 +208,7 @@ class Session:
         """Return a turn with an answer counted."""
         self._check(call)
         self._fields.count(call, self._count)
-        rendering = Rendering(self.parts.chat, self.limits.max_tokens)
+        rendering = Rendering(self.parts.chat, self.limits.max_tokens, self._rendering)
         while True:
             if (shared := self._kept.find_call(call)) is not None:
                 self._count("joined")
@@ -227,14 +223,9 @@ class Session:
             try:
                 started = self._start(call, rendering)
             except LongTextError as missing:
-                await self._render(rendering, missing)
+                await rendering.prepare(missing)
             else:
                 return await started.wait()
-
-    async def _render(self, rendering: Rendering, missing: LongTextError) -> None:
-        """Make tokens of a long text beside other calls; a session has one thread for this at most."""
-        async with self._rendering:
-            await rendering.prepare(missing)
 
     def _count_tokens(self, call: ModelCall, rendering: Rendering) -> int:
         with refusing_depth():

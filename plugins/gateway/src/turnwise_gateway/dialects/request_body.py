@@ -164,9 +164,7 @@ class RequestBody:
         counts = [(each.count_common_items(dialect, source), each) for each in known]
         num_items, earlier = max(counts, key=lambda count: count[0], default=(0, None))
         try:
-            if earlier is not None and num_items:
-                return _read_rest(earlier, num_items, source)
-            return _read_whole(dialect, list_key, source)
+            return _read(dialect, list_key, source, earlier if num_items else None, num_items)
         except (ValueError, RecursionError):
             return cls.of(dialect, list_key, strict_json.read_json(source))  # raises the error of the whole body
 
@@ -290,39 +288,29 @@ def _skip_space(text: str, position: int) -> int:
     return match.end() if match is not None else position
 
 
-def _read_whole(dialect: str, key: str, source: bytes) -> RequestBody:
-    scan = _Scan.of(source)
-    scan.expect("{")
-    head: dict[str, Any] = {}
-    if not _read_fields(scan, head, (), key):
-        _check_end(scan)
-        check_surrogates(head, scan.text)
-        return RequestBody(dialect, key, source, head, Reading(), rest_digest=_digest_fields(head))
-    scan.expect("[")
-    items = Items()
+def _read(dialect: str, key: str, source: bytes, earlier: RequestBody | None, num_items: int) -> RequestBody:
+    """Return a body that has the bytes of another one up to the end of an item; None for one that is read whole."""
+    if earlier is not None and earlier.items is not None:
+        head, items, reading = earlier.head, earlier.items.cut(num_items), earlier.reading.cut(num_items)
+        scan = _Scan.of(source, items.ends[-1])
+    else:
+        head, items, reading = {}, Items(), Reading()
+        scan = _Scan.of(source)
+        scan.expect("{")
+        if not _read_fields(scan, head, (), key):
+            _check_end(scan)
+            check_surrogates(head, scan.text)
+            return RequestBody(dialect, key, source, head, reading, rest_digest=_digest_fields(head))
+        scan.expect("[")
     _read_items(scan, items)
     end = scan.offset
-    tail = _read_tail(dialect, scan, source[end:], {*head, key})
-    check_surrogates([head, items.values, tail.values], scan.text)
-    values = {**head, key: items.values, **tail.values}
-    digest = _digest_fields({**head, **tail.values})
-    return RequestBody(dialect, key, source[:end], values, Reading(), items, head, tail, digest)
-
-
-def _read_rest(earlier: RequestBody, num_items: int, source: bytes) -> RequestBody:
-    """Return a body that has the bytes of another one up to the end of an item."""
-    assert earlier.items is not None, "an item ends in the earlier body"
-    dialect, head, key = earlier.dialect, earlier.head, earlier.list_key
-    items = earlier.items.cut(num_items)
-    scan = _Scan.of(source, items.ends[-1])
-    _read_items(scan, items)
-    end, tail, digest = scan.offset, earlier.tail, earlier.rest_digest
-    if source[end:] != tail.source:
+    if earlier is not None and source[end:] == earlier.tail.source:
+        tail, digest = earlier.tail, earlier.rest_digest
+    else:
         tail = _read_tail(dialect, scan, source[end:], {*head, key})
         digest = _digest_fields({**head, **tail.values})
-    check_surrogates([items.values[num_items:], tail.values], scan.text)
+    check_surrogates([head, items.values[num_items:], tail.values], scan.text)
     values = {**head, key: items.values, **tail.values}
-    reading = earlier.reading.cut(num_items)
     return RequestBody(dialect, key, source[:end], values, reading, items, head, tail, digest)
 
 

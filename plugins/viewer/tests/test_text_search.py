@@ -1,14 +1,17 @@
-"""The search: it finds the head of a list first, then counts, continues when a run grows, and gives way to requests."""
+"""The search: it finds the head of a list first, then counts, continues when a run grows, and ends with its request."""
 
-import threading
-
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from viewer_runs import GUARD_S, build_episode, several_records, write_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from viewer_runs import GUARD_S, HOSTILE, build_episode, several_records, write_run
 
 from turnwise_result_files import TrajectoryWriter
+from turnwise_viewer import run_folder
 from turnwise_viewer.episode_index import Filter
 from turnwise_viewer.run_folder import RunFolder
-from turnwise_viewer.running_requests import RunningRequests
+from turnwise_viewer.text_search import TextSearch
 
 
 @pytest.fixture
@@ -110,56 +113,72 @@ def test_a_search_continues_when_the_run_grows(tmp_path, reads, open_run):
         assert min(reads[num_groups:]) == num_groups
 
 
-@pytest.fixture
-def waits(monkeypatch):
-    """An event that is set when a thread gives way."""
-    waits = threading.Event()
-    give_way = RunningRequests.give_way
-
-    def watch(self, is_urgent):
-        waits.set()
-        give_way(self, is_urgent)
-
-    monkeypatch.setattr(RunningRequests, "give_way", watch)
-    return waits
-
-
-def test_signatures_give_way_to_requests(tmp_path, waits, open_run):
-    """While a request runs no text is signed; a stop ends the wait."""
-    run = open_run(write_run(tmp_path, [build_episode(task) for task in range(12)]))
-    stopped = threading.Event()
-
-    def start():
-        thread = threading.Thread(target=run.sign_texts, args=(stopped,), kwargs={"min_groups": 1})
-        thread.start()
-        assert waits.wait(GUARD_S)
-        return thread
-
-    with run.requests:
-        thread = start()
-        assert len(run._signatures) == 0
-        stopped.set()
-        run.requests.wake()
-        thread.join(GUARD_S)
-        assert not thread.is_alive()
-        stopped.clear()
-        waits.clear()
-        thread = start()
-        assert thread.is_alive()
-    thread.join(GUARD_S)
-
-    assert len(run._signatures) == 3
-
-
-def test_a_count_gives_way_to_requests(tmp_path, waits, reads, open_run):
-    """A search for which no request waits pauses while other requests run, and continues for the next one."""
+def test_a_search_works_only_while_a_request_waits(tmp_path, reads, open_run):
+    """After the answer no more texts are read; the next request continues, and reads no group again."""
     run = open_run(write_run(tmp_path, [build_episode(task) for task in range(40)]))
     reads.hold([0, 1])
-    with run.requests:
-        assert run.search("the answer", Filter(), 40).num_open == 40
-        waits.clear()
-        reads.released.set()
-        assert waits.wait(GUARD_S)
-        assert {*reads} <= {0, 1}
+    assert run.search("the answer", Filter(), 40).num_open == 40
+    ((_state, search),) = run._searches.values()
+    reads.released.set()
+    with search._progress:
+        assert search._progress.wait_for(lambda: search._num_running == 0, GUARD_S)
+    assert sorted(reads) == [0, 1]
 
-        assert len(find_all(run, "the answer").numbers) == 40
+    assert len(find_all(run, "the answer").numbers) == 40
+    assert sorted(reads) == [*range(10)]
+
+
+def test_the_second_request_for_a_settled_page_waits_for_the_count(tmp_path, monkeypatch, reads, open_run):
+    """The first one is answered while episodes are unread. Another page and another order are answered so too."""
+    run = open_run(write_run(tmp_path, [build_episode(task) for task in range(40)]))
+    reads.hold([9])
+    monkeypatch.setattr(run_folder, "_SEARCH_S", GUARD_S)
+    found = [run.search("the answer", Filter(), num_hits) for num_hits in (5, 9)]
+    assert [(each.is_settled, each.num_open > 0) for each in found] == [(True, True)] * 2
+
+    reads.released.set()
+    assert run.search("the answer", Filter(), 5).num_open == 0
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch, open_run):
+    """Each request for the search raises it, and no thread waits for more."""
+    run = open_run(write_run(tmp_path, [build_episode(task) for task in range(4)]))
+
+    def fail(*_arguments):
+        raise OSError("gone")
+
+    monkeypatch.setattr(TextSearch, "_search", fail)
+    for _request in range(2):
+        with pytest.raises(OSError, match="gone"):
+            run.search("the answer", Filter(), 4)
+
+
+LETTERS = st.text(alphabet='abcKkSs@` "\\é\u00c9\u017f\u212a\U0001f600', max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(LETTERS, min_size=1, max_size=6), text=LETTERS.filter(lambda text: text.strip()))
+def test_a_search_finds_what_the_texts_have(tmp_path_factory, texts, text):
+    """Whatever the case of letters, also outside of ASCII, and with quotes and backslashes, which JSON escapes."""
+    folder = tmp_path_factory.mktemp("run")
+    run = RunFolder.open(write_run(folder, [build_episode(task, text=each) for task, each in enumerate(texts)]))
+    try:
+        found = find_all(run, text).numbers.tolist()
+    finally:
+        run.close()
+    has = pc.match_substring(pa.array(texts), text, ignore_case=True).to_pylist()
+    assert [task for task, each in enumerate(has) if each and task not in found] == []
+
+
+def test_texts_with_markup_are_found(tmp_path, open_run):
+    """Quotes, markup and characters without a width."""
+    episodes = [
+        build_episode(task, text=f"number {task * 7919} and {HOSTILE if task == 9 else ''}") for task in range(12)
+    ]
+    run = open_run(write_run(tmp_path, episodes))
+    found = {
+        text: find_all(run, text).numbers.tolist()
+        for text in ("Number 63352 ", 'SRC=X onerror="document', "zero\u200bwidth")
+    }
+    assert list(found.values()) == [[8], [9], [9]]
+    assert find_all(run, "no row has this").numbers.tolist() == []

@@ -22,7 +22,6 @@ from turnwise_viewer.episode_index import Filter
 from turnwise_viewer.plain_json import encode
 from turnwise_viewer.run_events import RunEvents
 from turnwise_viewer.run_folder import RunFolder
-from turnwise_viewer.running_requests import RunningRequests
 from turnwise_viewer.text_search import Found, check_searchable
 from turnwise_viewer.timeline_bounds import bound
 from turnwise_viewer.training_metrics import read_series
@@ -38,12 +37,9 @@ class Routes:
 
     runs: Sequence[RunFolder]
     events: RunEvents = field(init=False)
-    requests: RunningRequests = field(factory=RunningRequests, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.events = RunEvents(self._describe_runs)
-        for run in self.runs:
-            run.requests = self.requests
 
     def list(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -77,11 +73,7 @@ class Routes:
                 return json_response({"error": f"there is no run {number!r}"}, 404)
             run = self.runs[int(number)]
 
-            def respond() -> JsonDict:
-                with self.requests:
-                    return answer(_fresh(run) if needs_episodes else run, Query(request))
-
-            return await _respond(respond)
+            return await _respond(lambda: answer(_fresh(run) if needs_episodes else run, Query(request)))
 
         return handle
 

@@ -28,9 +28,7 @@ from turnwise_viewer.episode_index import EpisodeIndex, Filter
 from turnwise_viewer.episode_record import check_rows, describe_episode, describe_tokens, mean_advantage
 from turnwise_viewer.file_states import FileStates, grew, read_states
 from turnwise_viewer.row_groups import RowGroups, list_steps, open_groups, open_steps
-from turnwise_viewer.running_requests import RunningRequests
-from turnwise_viewer.text_search import TEXT_COLUMNS, Found, SearchedFile, TextSearch
-from turnwise_viewer.text_signatures import TextSignatures
+from turnwise_viewer.text_search import Found, SearchedFile, TextSearch
 from turnwise_viewer.token_text import TokenLimits, TokenTexts, find_decoder, find_limits
 from turnwise_viewer.trace_slices import TRACE_FILE, read_timeline
 from turnwise_viewer.training_metrics import METRICS_FILE
@@ -40,14 +38,11 @@ _STEPS_FOLDER: Final = "episodes"
 _TOKENIZERS: Final = threading.Lock()
 """One tokenizer is loaded at a time: two threads that import transformers at once break each other's import."""
 
-_MIN_SIGNED: Final = 16
-"""Groups of rows of a run with signatures; a search of a smaller run reads all its texts at once."""
-
 _MAX_SEARCHES: Final = 4
 """Searches that are kept, so that several pages can search at once."""
 
-_SEARCH_S: Final = 0.7
-"""Longest wait for the hits of a page; then the hits so far are the answer."""
+_SEARCH_S: Final = 1.0
+"""Longest work of a request for the hits of a page; then the hits so far are the answer."""
 
 
 @define(eq=False)
@@ -71,11 +66,8 @@ class RunFolder:
     _texts_loaded: bool = False
     _limits: TokenLimits | None = None
     _searches: dict[tuple[str, Filter], tuple[object, TextSearch]] = field(factory=dict)
-    _signatures: TextSignatures = field(factory=TextSignatures)
     _last_read: tuple[object, pa.Table] | None = None
     """The groups of rows that were read last: a page asks for an episode and for its tokens."""
-    requests: RunningRequests = field(factory=RunningRequests)
-    """To which searches and signatures give way."""
     _lock: threading.RLock = field(factory=threading.RLock)
 
     @classmethod
@@ -206,40 +198,13 @@ class RunFolder:
             if before is not None:
                 before.stop()
             assert self._source is not None
-            file = SearchedFile(partial(_open_source, self._source), self.index, self._signatures)
-            before = TextSearch(file, text, numbers, self.requests, before)
+            file = SearchedFile(partial(_open_source, self._source), self.index)
+            before = TextSearch(file, text, numbers, before)
         self._searches[text, wanted] = (state, before)
         if len(self._searches) > _MAX_SEARCHES:
             _state, oldest = self._searches.pop(next(iter(self._searches)))
             oldest.stop()
         return before
-
-    def sign_texts(self, stopped: threading.Event, min_groups: int = _MIN_SIGNED) -> None:
-        """Make the signatures that the search does not have yet. One thread calls this, besides the other calls."""
-        with self._lock:
-            source, signatures, num_groups = self._source, self._signatures, len(self.index.row_of_group) - 1
-        # The last group of a file that is being written grows.
-        if (
-            source is None
-            or source.suffix == PARTIAL
-            or source.suffix == ".jsonl"
-            or num_groups < min_groups
-            or stopped.is_set()
-        ):
-            return
-        if len(signatures) < num_groups:
-            groups = _open_source(source)
-            try:
-                for group in range(len(signatures), num_groups):
-                    self.requests.give_way(stopped.is_set)
-                    started = time.perf_counter()
-                    signatures.add(groups.read([group], TEXT_COLUMNS))
-                    # Half of a processor, because a request may begin at any time.
-                    if stopped.wait(time.perf_counter() - started):
-                        return
-            finally:
-                groups.close()
-                pa.default_memory_pool().release_unused()
 
     def episode(self, key: str | int) -> JsonDict:
         """Return an episode without its tokens, by its key or by its number in the index."""
@@ -366,7 +331,6 @@ class RunFolder:
         if self._groups is not None:
             self._groups.close()
         self._source, self._groups, self.index = source, groups, EpisodeIndex()
-        self._signatures = TextSignatures()
 
     def _stop_searches(self) -> None:
         for _state, search in self._searches.values():

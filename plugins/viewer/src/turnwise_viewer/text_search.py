@@ -1,9 +1,9 @@
 """
 Search for a text in the messages and sampled tokens of all episodes.
 
-The texts of a large run have gigabytes. A search runs in threads and reads first the groups of rows that have the
-episodes at the head of the list, in the order in which the page sorts it, so that the page has its first hits early.
-Then it counts the others and gives way to requests. It reads no group that the signatures of its texts exclude.
+The texts of a large run have gigabytes. A search reads first the groups of rows that have the episodes at the head of
+the list, in the order in which the page sorts it, so that the page has its first hits early. Then it counts the others.
+It works only while a request waits for it: the next request continues, and nothing runs after the client has left.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from turnwise_viewer.episode_index import EpisodeIndex
 from turnwise_viewer.row_groups import RowGroups
-from turnwise_viewer.running_requests import RunningRequests
-from turnwise_viewer.text_signatures import TextSignatures
 
 TEXT_COLUMNS: Final = ("messages", "response_text", "prompt_text")
 _ROWS_AT_ONCE: Final = 256
@@ -56,12 +54,10 @@ class SearchedFile:
     Attributes:
         open_groups: opens the file; each thread opens its own, because readers are not safe between threads.
         index: of the file.
-        signatures: of the first groups of the file.
     """
 
     open_groups: Callable[[], RowGroups]
     index: EpisodeIndex
-    signatures: TextSignatures
 
 
 class TextSearch:
@@ -72,20 +68,14 @@ class TextSearch:
         file: with the texts.
         text: compared without regard to case.
         candidates: (n,) numbers of the episodes to look at.
-        requests: to which the search gives way while no call of `find` waits.
         before: a stopped search for the same, when the file had fewer rows.
     """
 
     def __init__(
-        self,
-        file: SearchedFile,
-        text: str,
-        candidates: NDArray[np.int64],
-        requests: RunningRequests,
-        before: TextSearch | None = None,
+        self, file: SearchedFile, text: str, candidates: NDArray[np.int64], before: TextSearch | None = None
     ) -> None:
         index = file.index
-        self._open_groups, self._requests = file.open_groups, requests
+        self._open_groups = file.open_groups
         self._texts = {name: _forms_in_json(text) if name == "messages" else {text} for name in TEXT_COLUMNS}
         self._rows = index.column("row").astype(np.int64)
         self._starts = index.row_of_group
@@ -97,48 +87,62 @@ class TextSearch:
         """(rows,) whether the row may have the text, and was not read yet."""
         if before is not None:
             self._continue(before)
-        self._exclude_by(file.signatures)
         self._queue: list[int] = []
         self._taken: set[int] = set()
         self._order: NDArray[np.int64] = np.zeros(0, np.int64)
         self._num_waiting = 0
-        self._stopped = threading.Event()
+        self._is_stopped = False
         self._progress = threading.Condition()
         self._error: Exception | None = None
-        self._threads = [
-            threading.Thread(target=self._run, name="turnwise-search", daemon=True) for _ in range(_NUM_THREADS)
-        ]
+        self._returned: set[int] = set()
+        """Hashes of the settled heads that were returned."""
+        self._num_running = 0
+        self._files: list[RowGroups] = []
+        """Opened files that no thread reads now."""
 
     def find(self, order: NDArray[np.int64], num_hits: int, timeout_s: float) -> Found:
         """
-        Return the hits so far: at once when the head of the list is settled, else after a time.
+        Return the hits so far, at once when the head of the list is settled, else after a time.
+
+        A call for a head that has been returned already waits for the count of all hits, or as long.
 
         Args:
             order: (n,) the candidates in the order of the list.
             num_hits: length of the head.
             timeout_s: longest wait.
         """
+        head = hash((order.tobytes(), num_hits))
+
+        def is_done() -> bool:
+            found = self._look(order, num_hits)
+            return found.num_open == 0 if head in self._returned else found.is_settled
+
         with self._progress:
             self._set_order(order)
             self._num_waiting += 1
-        self._requests.wake()
+            for _ in range(self._num_running, _NUM_THREADS if self._queue else 0):
+                self._num_running += 1
+                threading.Thread(target=self._run, name="turnwise-search", daemon=True).start()
         try:
             with self._progress:
-                self._progress.wait_for(lambda: self._error or self._look(order, num_hits).is_settled, timeout_s)
+                self._progress.wait_for(lambda: self._error or is_done(), timeout_s)
                 if self._error is not None:
                     raise self._error
-                return self._look(order, num_hits)
+                found = self._look(order, num_hits)
+                self._returned |= {head} if found.is_settled else set()
+                return found
         finally:
             with self._progress:
                 self._num_waiting -= 1
 
     def stop(self) -> None:
-        """End the search early, and wait for the end of its threads."""
-        self._stopped.set()
-        self._requests.wake()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+        """End the search early, wait for the end of its threads, and close the files."""
+        with self._progress:
+            self._is_stopped = True
+            self._progress.wait_for(lambda: self._num_running == 0)
+            for groups in self._files:
+                groups.close()
+            self._files.clear()
 
     def _continue(self, before: TextSearch) -> None:
         """Take over the decisions about the rows that were there before."""
@@ -146,13 +150,6 @@ class TextSearch:
         self._hits[: len(before._hits)] = before._hits
         # A further record of the last hit may have come.
         self._open_rows &= ~self._hits[self._episodes_of(np.arange(len(self._open_rows)))]
-
-    def _exclude_by(self, signatures: TextSignatures) -> None:
-        forms = set().union(*self._texts.values())
-        for group in range(min(len(signatures), len(self._starts) - 1)):
-            rows = slice(self._starts[group], self._starts[group + 1])
-            if self._open_rows[rows].any():
-                self._open_rows[rows] &= np.logical_or.reduce([signatures.may_have(group, form) for form in forms])
 
     def _set_order(self, order: NDArray[np.int64]) -> None:
         """Read the groups with the first episodes of the list first."""
@@ -168,9 +165,6 @@ class TextSearch:
         # From the last to the first: a thread takes the end of the list.
         wanted = np.setdiff1d(groups, np.array([*self._taken], np.int64))
         self._queue = wanted[np.argsort(group_rank[wanted], kind="stable")][::-1].tolist()
-        if self._threads[0].ident is None:
-            for thread in self._threads:
-                thread.start()
 
     def _look(self, order: NDArray[np.int64], num_hits: int) -> Found:
         is_open = self._open_episodes()[order]
@@ -191,38 +185,49 @@ class TextSearch:
 
     def _run(self) -> None:
         groups: RowGroups | None = None
-        try:
-            while True:
-                self._requests.give_way(lambda: self._num_waiting > 0 or self._stopped.is_set())
-                with self._progress:
-                    batch = self._next_batch()
-                if not batch or self._stopped.is_set():
-                    return
-                groups = groups or self._open_groups()
+        while batch := self._next_batch(groups):
+            try:
+                groups = groups or self._take_file()
                 rows, has_text = self._search(groups, batch)
+            except Exception as error:  # noqa: BLE001 - the thread of the request raises it
+                with self._progress:
+                    self._error = error
+            else:
                 with self._progress:
                     self._note(batch, rows, has_text)
-        except Exception as error:  # noqa: BLE001 - the thread of the request raises it
-            with self._progress:
-                self._error = error
-                self._progress.notify_all()
-        finally:
-            if groups is not None:
-                groups.close()
-            pa.default_memory_pool().release_unused()
+        pa.default_memory_pool().release_unused()
 
-    def _next_batch(self) -> list[int]:
-        """Take the next groups of the queue that have open rows."""
+    def _next_batch(self, groups: RowGroups | None) -> list[int]:
+        """
+        Take the next groups of the queue that have open rows; none if no request waits.
+
+        A thread that gets none ends, and leaves its file to the next one. Its end is noted under the same lock: a
+        request that comes at this moment sees that it has to start another thread.
+        """
         batch: list[int] = []
         num_rows = 0
-        while self._queue and num_rows < _ROWS_AT_ONCE:
-            group = self._queue.pop()
-            rows = slice(self._starts[group], self._starts[group + 1])
-            if self._open_rows[rows].any():
-                batch.append(group)
-                num_rows += rows.stop - rows.start
-        self._taken.update(batch)
+        with self._progress:
+            while self._queue and num_rows < _ROWS_AT_ONCE and self._is_wanted():
+                group = self._queue.pop()
+                rows = slice(self._starts[group], self._starts[group + 1])
+                if self._open_rows[rows].any():
+                    batch.append(group)
+                    num_rows += rows.stop - rows.start
+            self._taken.update(batch)
+            if not batch:
+                self._num_running -= 1
+                self._files += [groups] if groups is not None else []
+                self._progress.notify_all()
         return sorted(batch)
+
+    def _take_file(self) -> RowGroups:
+        with self._progress:
+            if self._files:
+                return self._files.pop()
+        return self._open_groups()
+
+    def _is_wanted(self) -> bool:
+        return self._num_waiting > 0 and self._error is None and not self._is_stopped
 
     def _search(self, groups: RowGroups, batch: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the rows of these groups, and which of the open ones have the text."""

@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import secrets
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from types import TracebackType
@@ -15,7 +14,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from turnwise.errors import DataError, describe
+from turnwise.errors import describe
 from turnwise_viewer.page_address import PageAddress
 from turnwise_viewer.routes import Routes, json_response
 from turnwise_viewer.run_folder import RunFolder
@@ -38,8 +37,6 @@ _NAMES: Final = frozenset({"127.0.0.1", "localhost"})
 _STATIC: Final = {"": "index.html", "app.js": "app.js", "app.css": "app.css", "icon.svg": "icon.svg"}
 _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
-_SIGN_AGAIN_S: Final = 2.0
-
 _ACCEPT_PASSES: Final = 8
 """Passes of the event loop from an accepted connection to its handler; asyncio needs three."""
 
@@ -59,12 +56,9 @@ class ViewerServer:
         self._wanted_port = port
         self._port = 0
         self._listener: socket.socket | None = None
-        self._stopped = threading.Event()
-        self._signer = threading.Thread(target=_sign_texts, args=(runs, self._stopped), name="turnwise-signatures")
         app = web.Application(middlewares=[self._guard])
         pages = web.Application()
         routes = Routes(runs)
-        self._requests = routes.requests
         pages.add_routes(routes.list())
         app.on_response_prepare.append(_add_headers)
         app.on_shutdown.append(routes.events.stop)
@@ -88,12 +82,9 @@ class ViewerServer:
         self._listener = socket.create_server((_HOST, self._wanted_port))
         await web.SockSite(self._runner, self._listener).start()
         self._port = self._runner.addresses[0][1]
-        self._signer.start()
 
     async def stop(self) -> None:
         """Close all connections."""
-        self._stopped.set()
-        self._requests.wake()
         if self._listener is not None:
             # A connection that was just accepted gets its handler some passes later. asyncio drops it without closing
             # it if its server is closed between, so the server stops to accept first.
@@ -101,8 +92,6 @@ class ViewerServer:
         for _ in range(_ACCEPT_PASSES):
             await asyncio.sleep(0)
         await self._runner.cleanup()
-        if self._signer.is_alive():
-            await asyncio.to_thread(self._signer.join)
 
     async def __aenter__(self) -> ViewerServer:
         await self.start()
@@ -133,19 +122,6 @@ class ViewerServer:
                 structlog.get_logger().exception("a request failed", path=request.path.partition("/api")[2])
                 response = json_response({"error": f"the viewer failed: {describe(error)}"}, 500)
         return response
-
-
-def _sign_texts(runs: Sequence[RunFolder], stopped: threading.Event) -> None:
-    """Make the signatures of the runs' texts, also of texts that come later."""
-    while not stopped.wait(_SIGN_AGAIN_S):
-        for run in runs:
-            try:
-                run.sign_texts(stopped)
-            except DataError:
-                pass  # requests show it
-            except Exception:  # noqa: BLE001 - the search works without
-                structlog.get_logger().warning("no signatures of texts, so searches read all", exc_info=True)
-                return
 
 
 async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:

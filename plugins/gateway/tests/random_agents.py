@@ -226,7 +226,7 @@ class RandomAgent:
 
     async def _empty(self, session, conversation, number):
         """Send an empty assistant message, as after a cut stream, unless it could be the echo of an empty reply."""
-        if any(not reply.content.strip() and not reply.tool_calls for reply in self.unread):
+        if any(map(is_blank, self.unread)):
             return None
         other = Conversation([*conversation.messages, {"role": "assistant", "content": ""}], conversation.context)
         await self._ask(session, other)
@@ -243,5 +243,16 @@ def check_trained_once(done, agent):
         assert reply.token_ids.tolist() == record.input_ids[start:stop].tolist()
         assert (record.origins[response] == Origin.ACTION).all()
         assert reply.logprobs.tolist() == record.logprobs[response].tolist()
-    total = sum(len(reply.token_ids) for reply in agent.replies.values())
-    assert total == sum(int(record.response_mask.sum()) for record in done.records)
+    trained = sum(int(record.response_mask.sum()) for record in done.records)
+    # An empty message in a conversation may be the client's own, or the echo of a blank reply whose delivery failed
+    # later at the same place: the gateway cannot tell, and takes it for the echo.
+    totals = {sum(len(reply.token_ids) for reply in agent.replies.values())}
+    for reply in agent.unread:
+        if is_blank(reply) and reply.id not in agent.replies:
+            totals |= {total + len(reply.token_ids) for total in totals}
+    assert trained in totals
+
+
+def is_blank(reply):
+    """Return whether an empty message could be the echo of a reply."""
+    return not reply.content.strip() and not reply.tool_calls

@@ -24,10 +24,13 @@ def check_random_agent(seed, actions):
 
 # The prompt of an edited conversation repeats turns, and the empty message behind one of them.
 HIDDEN_TURN = ["continue", "empty", "title", "continue", "continue", "edit", "continue", "edit", "keyed", "continue"]
+# The conversation has an empty message at the place where a blank reply is lost later.
+LOST_BLANK = ["edit", "cut", "empty", "keyed", "empty", "undelivered", "edit"]
 
 
 @settings(max_examples=60)
 @given(seed=SEEDS, actions=PLANS)
+@example(seed=4008, actions=LOST_BLANK)
 @example(seed=1175147, actions=HIDDEN_TURN)
 @example(seed=0, actions=["lost", "undelivered"])  # the client leaves the second response, too
 def test_every_delivered_token_is_trained_once(seed, actions):

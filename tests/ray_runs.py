@@ -20,6 +20,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.placement import plan_runtime_placement
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.ray.runtime import RayRuntime
+from turnwise.runtime.service import DriverServices
 
 PLAN = RolloutPlan(default_agent="four", agents={"four": None})
 ON_RAY = [pytest.mark.ray]
@@ -36,7 +37,16 @@ FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 
 
 def make_manager(
-    blueprint=None, *, workers=2, replicas=2, reward_workers=0, judges=0, observers=None, plan=PLAN, **ray_options
+    blueprint=None,
+    *,
+    workers=2,
+    replicas=2,
+    reward_workers=0,
+    judges=0,
+    observers=None,
+    plan=PLAN,
+    services=None,
+    **ray_options,
 ):
     """Return a manager of actors that are restarted at once when they die; see `WATCHED` for hanging ones."""
     ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 120.0} | ray_options
@@ -44,7 +54,10 @@ def make_manager(
     config = RuntimeConfig(name="ray", **counts, ray=RayConfig(**ray_options))
     judge = JudgeConfig(engine=Choice("scripted"), pool=PoolConfig(num_replicas=judges)) if judges else None
     dispatcher, placement = observers or Observers(), plan_runtime_placement(config, judge=judge)
-    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config, dispatcher, placement), plan, dispatcher)
+    runtime = RayRuntime(
+        blueprint or ScriptedBlueprint(), config, dispatcher, placement, services=services or DriverServices()
+    )
+    return RolloutManager(runtime, plan, dispatcher)
 
 
 def make_tasks(count, prefix="task"):

@@ -30,6 +30,9 @@ from turnwise.protocols.reward import Postprocessor as Postprocessor
 from turnwise.protocols.reward import Reward as Reward
 from turnwise.protocols.router import ReplicaLoad as ReplicaLoad
 from turnwise.protocols.router import Router as Router
+from turnwise.protocols.service import Service as Service
+from turnwise.protocols.service import ServiceAgent as ServiceAgent
+from turnwise.protocols.service import ServiceClient as ServiceClient
 from turnwise.protocols.tool import Interaction as Interaction
 from turnwise.protocols.tool import ReasoningFormat as ReasoningFormat
 from turnwise.protocols.tool import ReasoningParser as ReasoningParser

@@ -38,6 +38,7 @@ from turnwise.protocols import (
     Resources,
     Reward,
     Router,
+    ServiceAgent,
     Tool,
     WeightTransport,
 )
@@ -48,6 +49,7 @@ from turnwise.runtime.judge import JudgeClient
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.reward_pool import RewardPool
+from turnwise.runtime.service import DriverServices
 from turnwise.runtime.tools import build_tools, read_tools_file
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.runtime.wrapping import PartWrapper
@@ -171,6 +173,12 @@ class RunBuilder:
         """Build the agents that the config names, and the reward; their errors come now, and not with an episode."""
         for name in (self.config.agent.name, *self.config.agents):
             self.programs[name]
+
+    def build_services(self) -> DriverServices:
+        """Build the services of the agents that the config names; only the driver has them."""
+        agents = {name: self.programs[name].agent for name in (self.config.agent.name, *self.config.agents)}
+        found = {name: agent.make_service() for name, agent in agents.items() if isinstance(agent, ServiceAgent)}
+        return DriverServices(found)
 
     def build_engine(self) -> Engine:
         """Build the engine. It gets the model and no chat template: an engine never sees text."""

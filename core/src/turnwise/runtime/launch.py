@@ -92,7 +92,8 @@ def _launch_locally(
     all_observers = Observers.of([*observers, *builder.build_observers()])
     engine = builder.build_engine()
     components = builder.worker_components(engine, all_observers)
-    runtime = LocalRuntime(engine, components, config.runtime.num_workers, judge, builder.make_weight_source)
+    services = builder.build_services()
+    runtime = LocalRuntime(engine, components, config.runtime.num_workers, judge, builder.make_weight_source, services)
     return runtime, plan, all_observers, chat, builder.build_groups(all_observers)
 
 
@@ -110,5 +111,6 @@ def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer],
     blueprint, weights = ConfigBlueprint.of(config, host, given), build_group_weights(builder)
     pool = None if config.group_reward is None else RewardPool(config.runtime.ray.reward_tries)
     groups = builder.build_groups(all_observers, pool)
-    runtime = RayRuntime(blueprint, config.runtime, all_observers, placement, weights, pool)
+    services = builder.build_services()
+    runtime = RayRuntime(blueprint, config.runtime, all_observers, placement, weights, pool, services)
     return runtime, plan, all_observers, builder.resources.chat, groups

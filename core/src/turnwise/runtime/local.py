@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from turnwise.errors import EngineError
 from turnwise.events.observer import Wait
@@ -14,6 +14,7 @@ from turnwise.protocols import Engine
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightSource
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
+from turnwise.runtime.service import DriverServices
 from turnwise.runtime.worker import Deliver, Worker, WorkerComponents
 from turnwise.types import Capabilities
 from turnwise.weights.sleep import EngineMemory
@@ -29,6 +30,7 @@ class LocalRuntime:
     num_workers: int = 1
     judge: Engine | None = None
     make_source: Callable[[Weights], WeightSource] = source_of
+    services: DriverServices = field(factory=DriverServices)
     # In the order of their start, in which an abort ends them.
     _workers: list[Worker] = field(factory=list, init=False)
     _memory: EngineMemory = field(init=False)
@@ -36,6 +38,7 @@ class LocalRuntime:
     def __attrs_post_init__(self) -> None:
         # The only caller of the engine's sleep, wake-up and update: it keeps them from overlapping.
         self._memory = EngineMemory(self.engine)
+        self.parts = evolve(self.parts, connect=self.services.client)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -45,6 +48,7 @@ class LocalRuntime:
         await self.engine.start()
         if self.judge is not None:
             await self.judge.start()
+        await self.services.open()
         await self.parts.open_servers()
 
     async def run(self, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
@@ -97,11 +101,13 @@ class LocalRuntime:
 
     async def addresses(self) -> dict[str, dict[str, str]]:
         """Return the addresses; all workers share the servers of this process."""
-        return {"local": found} if (found := await self.parts.open_servers()) else {}
+        found = {**self.services.addresses, **await self.parts.open_servers()}
+        return {"local": found} if found else {}
 
     async def stop(self) -> None:
         try:  # a server or judge that fails to stop must not leave the engine with its devices
             await self.parts.servers.close()
+            await self.services.close()
             if self.judge is not None:
                 await self.judge.stop()
         finally:

@@ -20,13 +20,16 @@ from turnwise.episode.waiting import gather_waits
 from turnwise.errors import BoundaryError, boundary
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import LimitReached, Wait
-from turnwise.protocols import Interaction, Reward, ServingAgent
+from turnwise.protocols import Interaction, Reward, ServiceAgent, ServiceClient, ServingAgent
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed, Numbered
+from turnwise.runtime.service import DriverServices
 from turnwise.types import Fault, Status
 
 Deliver = Callable[[int, EpisodeResult], None]
+Connect = Callable[[str], ServiceClient]
+"""Returns the client of an agent's service in the driver."""
 
 
 @define(eq=False)
@@ -37,13 +40,16 @@ class AgentServers:
     _agents: list[ServingAgent] = field(factory=list)
     _opening: asyncio.Lock = field(factory=asyncio.Lock)
 
-    async def open(self, agent: object) -> None:
+    async def open(self, name: str, agent: object, connect: Connect) -> None:
+        """Open the servers of the agent of this name, unless they are open; first connect it to its service."""
         # Every episode asks, and `isinstance` alone would take as long as a tenth of a turn.
         if not hasattr(agent, "open") or not isinstance(agent, ServingAgent):
             return
         async with self._opening:  # whoever asks meanwhile needs the addresses, too
             if agent not in self._agents:
                 self._agents.append(agent)
+                if isinstance(agent, ServiceAgent):
+                    agent.connect(connect(name))
                 self.addresses.update({**await agent.open(), **self.addresses})
 
     async def close(self) -> None:
@@ -63,6 +69,7 @@ class WorkerComponents:
         max_in_flight: most episodes at once.
         on_episode_end: called with the key of an episode that has ended, so that the engine can free its contexts.
         default_agent: its servers are open from the start; None for no such agent.
+        connect: returns the client of the service of an agent of this name.
     """
 
     engine: EngineClient
@@ -74,12 +81,14 @@ class WorkerComponents:
     max_in_flight: int = 256
     on_episode_end: Callable[[str], None] = field(default=lambda _key: None)
     default_agent: str | None = None
+    connect: Connect = field(factory=lambda: DriverServices().client)
     servers: AgentServers = field(factory=AgentServers)
 
     async def open_servers(self) -> dict[str, str]:
         """Open the servers of the default agent, unless they are open; return the addresses of all servers."""
-        if self.default_agent is not None and self.default_agent in self.programs:
-            await self.servers.open(self.programs[self.default_agent].agent)
+        name = self.default_agent
+        if name is not None and name in self.programs:
+            await self.servers.open(name, self.programs[name].agent, self.connect)
         return dict(self.servers.addresses)
 
     def scored_by(self, reward: Reward) -> WorkerComponents:
@@ -182,7 +191,7 @@ class Worker:
         # The driver has built the agent, but this machine may lack a package or a file.
         with boundary("agent", self.name):
             program = self.parts.programs[spec.agent_name]
-            await self.parts.servers.open(program.agent)
+            await self.parts.servers.open(spec.agent_name, program.agent, self.parts.connect)
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
         episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, context)

@@ -35,6 +35,14 @@ def post(method: RemoteMethod, *arguments: object) -> None:
     method.options(num_returns=0).remote(*arguments)
 
 
+def node_address() -> str:
+    """Return the address of this machine for the other machines of the cluster."""
+    import ray
+
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no annotation
+    return host
+
+
 def kill(handle: Any) -> None:
     """End an actor at once."""
     import ray

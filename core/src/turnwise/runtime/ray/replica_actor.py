@@ -10,6 +10,7 @@ import structlog
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.calls import node_address
 from turnwise.runtime.ray.pool_client import LocatedActor, keep_error
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.channel import ChannelAddress, ChannelServer, Send
@@ -45,10 +46,7 @@ class ReplicaActor(LocatedActor):
 
     async def listen(self) -> ChannelAddress:
         """Accept the channels of workers; called after `watch`, which creates the task group of their requests."""
-        import ray
-
-        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no annotation
-        return await self._channels.open(host)
+        return await self._channels.open(node_address())
 
     def _open(self, number: int, worker: str, send: Send) -> None:
         structlog.get_logger().debug("channel opened", worker=worker, channel=number)

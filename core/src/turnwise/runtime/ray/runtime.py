@@ -26,7 +26,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import DRIVER_CALL_S, STOP_S, ask, kill_actor, run_to_end, wait_for_stop
+from turnwise.runtime.ray.calls import DRIVER_CALL_S, STOP_S, ask, kill_actor, node_address, run_to_end, wait_for_stop
 from turnwise.runtime.ray.cluster import Cluster, draining_nodes
 from turnwise.runtime.ray.placement_groups import check_capacity
 from turnwise.runtime.ray.replicas import ReplicaGroup
@@ -46,6 +46,7 @@ from turnwise.runtime.remote.supervision import (
     staying,
     wait_until_started,
 )
+from turnwise.runtime.service import DriverServices
 from turnwise.runtime.worker import Deliver
 from turnwise.types import Capabilities
 from turnwise.weights.sources import Weights
@@ -64,6 +65,7 @@ class RayRuntime:
     placement: RunPlacement | None = None
     weights: GroupWeights = field(factory=GroupWeights)
     group_pool: RewardPool | None = None
+    services: DriverServices = field(factory=DriverServices)
     dispatcher: EpisodeDispatcher = field(init=False)
     cluster: Cluster = field(init=False)
     pools: dict[str, ReplicaGroup] = field(init=False)
@@ -95,7 +97,14 @@ class RayRuntime:
                 self.blueprint, self.config, self.cluster, judges, lambda: self.workers.slots, self.group_pool
             )
         self.workers = WorkerGroup(
-            self.blueprint, self.config, self.cluster, self.pools, self.dispatcher, self.observers, self.rewards
+            self.blueprint,
+            self.config,
+            self.cluster,
+            self.pools,
+            self.dispatcher,
+            self.observers,
+            self.rewards,
+            self.services,
         )
         policy = RestartPolicy(
             max_restarts=options.max_restarts, max_starts=options.max_starts, backoff_s=options.backoff_s
@@ -133,6 +142,8 @@ class RayRuntime:
         await self.cluster.connect()
         if not self.config.ray.autoscaling:
             check_capacity(self.placement, await self.cluster.nodes())
+        self.services.host = node_address()
+        await self.services.open()  # before the workers, whose agents may call when they open their servers
         self._supervision = asyncio.get_running_loop().create_task(self._supervise())
         await self._unless_ray_dies(wait_until_started(self._slots))
 
@@ -273,7 +284,8 @@ class RayRuntime:
 
     async def addresses(self) -> dict[str, dict[str, str]]:
         start_s = self.config.ray.start_timeout_s  # it may still start its servers
-        found = {slot.name: await ask(slot, "addresses", start_s) for slot in live(self.workers.slots)}
+        found = {"driver": dict(self.services.addresses)}
+        found |= {slot.name: await ask(slot, "addresses", start_s) for slot in live(self.workers.slots)}
         return {name: addresses for name, addresses in found.items() if addresses}
 
     async def stop(self) -> None:
@@ -286,6 +298,7 @@ class RayRuntime:
             for slot in reversed(self._slots):
                 if (handle := slot.handle) is not None:  # an actor may die while another one stops
                     await wait_for_stop(handle.stop.remote(), STOP_S)
+            await self.services.close()
         finally:  # also after an interrupt: this process must not end while Ray runs
             await run_to_end(self._end())
 

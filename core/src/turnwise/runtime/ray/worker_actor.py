@@ -18,12 +18,14 @@ from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.calls import node_address
 from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec, keep_error
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.event_forwarding import EventForwarder, Events
 from turnwise.runtime.remote.result_wire import ToDriver, pack_episodes
 from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.remote.supervision import ActorHandle
+from turnwise.runtime.service import LOOPBACK, RemoteServices, ServiceCall, ServiceReply
 from turnwise.runtime.worker import Worker, WorkerComponents, build_unstarted_result
 
 _BATCH: Final = 16
@@ -44,10 +46,18 @@ class WorkerActor(PoolClientActor):
     """
 
     @keep_error
-    def __init__(self, name: str, blueprint: Blueprint, pools: Mapping[str, PoolSpec], reward_tries: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        blueprint: Blueprint,
+        pools: Mapping[str, PoolSpec],
+        reward_tries: int = 0,
+        driver_host: str = LOOPBACK,
+    ) -> None:
         super().__init__(name, blueprint.make_router, pools)
         self._pool = self._pools["policy"]
         self._rewards = RewardPool(reward_tries) if reward_tries else None
+        self._services = RemoteServices(node_address(), driver_host)
         self._worker = Worker(self._build_components(blueprint), name)
         self._waiting: dict[int, EpisodeSpec] = {}
         self._finished: list[tuple[int, EpisodeResult]] = []
@@ -83,6 +93,13 @@ class WorkerActor(PoolClientActor):
     async def addresses(self) -> dict[str, str]:
         """Return the addresses of this worker's agents."""
         return await self._worker.parts.open_servers()
+
+    async def service_calls(self) -> list[ServiceCall]:
+        """Wait for calls of services in the driver, and return those that it has not got yet."""
+        return await self._services.fetch()
+
+    async def settle_service_call(self, reply: ServiceReply) -> None:
+        self._services.settle(reply)
 
     async def reward_worker_up(self, index: int, handle: ActorHandle) -> None:
         if self._rewards is not None:
@@ -171,6 +188,7 @@ class WorkerActor(PoolClientActor):
     async def stop(self) -> None:
         """Let `watch` return."""
         await self._worker.parts.servers.close()
+        self._services.close()
         self._observers.close()
         self._stopped.set()
 
@@ -190,7 +208,7 @@ class WorkerActor(PoolClientActor):
 
     def _build_components(self, blueprint: Blueprint) -> WorkerComponents:
         components = blueprint.make_components(self._pool, self._pools.get("judge"))
-        components = evolve(components, on_episode_end=self._pool.release)
+        components = evolve(components, on_episode_end=self._pool.release, connect=self._services.client)
         return components if self._rewards is None else self._rewards.attach(components)
 
     async def _run_one(self, number: int, context: EpisodeContext) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 from attrs import define, field
@@ -24,6 +25,7 @@ from turnwise.runtime.remote.event_forwarding import DRIVER_EVENTS, measure_cloc
 from turnwise.runtime.remote.replica_pool import PoisonedRequestError
 from turnwise.runtime.remote.result_wire import unpack_episodes
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, live, make_slots, staying
+from turnwise.runtime.service import DriverServices
 
 
 @define(eq=False)
@@ -37,12 +39,14 @@ class WorkerGroup:
     dispatcher: EpisodeDispatcher
     observers: Observers = field(factory=Observers)
     rewards: RewardGroup | None = None
+    services: DriverServices = field(factory=DriverServices)
     slots: list[ActorSlot] = field(init=False)
     _max_in_flight: dict[int, int] = field(factory=dict, init=False)
     _clock_offsets_s: dict[int, float] = field(factory=dict, init=False)
     # Set while a worker has not answered since the last loss of another.
     _unverified: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
     _collected: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
+    _serving: dict[int, asyncio.Task[NoReturn]] = field(factory=dict, init=False)
     _num_losses: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -53,10 +57,11 @@ class WorkerGroup:
         options, timeout_s = spread_options(self.config.ray.worker_resources), self.config.ray.start_timeout_s
         pools = {name: pool.spec for name, pool in self.pools.items()}
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
-        arguments = (slot.name, self.blueprint, pools, reward_tries)
+        arguments = (slot.name, self.blueprint, pools, reward_tries, self.services.host)
         handle = await self.cluster.start_actor(WorkerActor, slot, options, *arguments, timeout_s=timeout_s)
         await wait_until_built(handle, slot, self.config.ray.worker_resources, timeout_s)
         self._unverified[slot.index].clear()
+        self._serve_calls(slot, handle)
         self._max_in_flight[slot.index] = await first_reply(handle, handle.open.remote(), timeout_s)
         watch = handle.watch.remote()
         await self._forward_events(slot, handle)
@@ -72,7 +77,10 @@ class WorkerGroup:
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
         options = self.config.ray
-        await watch_with_pings(slot, watch, options, self.finish, self._collect(slot), self._verify(slot))
+        loops = [self._collect(slot), self._verify(slot)]
+        if self.services.services:
+            loops.append(self._join_serving(slot))
+        await watch_with_pings(slot, watch, options, self.finish, *loops)
 
     async def finish(self, slot: ActorSlot) -> None:
         """Wait until a leaving worker has no episode; it gets no others."""
@@ -147,6 +155,18 @@ class WorkerGroup:
             if num_losses == self._num_losses:
                 self._unverified[slot.index].clear()
                 self._share()
+
+    def _serve_calls(self, slot: ActorSlot, handle: ActorHandle) -> None:
+        """Answer the calls of a worker's agents, which may come from the start of their servers on."""
+        if self.services.services:
+            serving = self.services.serve(handle.service_calls.remote, partial(post, handle.settle_service_call))
+            self._serving[slot.index] = task = asyncio.get_running_loop().create_task(serving)
+            # The death of the worker ends it with an error, which its start or `watch_actor` has already.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _join_serving(self, slot: ActorSlot) -> NoReturn:
+        """Wait for the end of a worker's calls: only then may its episodes run elsewhere, and call too."""
+        await self._serving[slot.index]
 
     async def _forward_events(self, slot: ActorSlot, handle: ActorHandle) -> None:
         """Let a worker forward the events that observers of the driver receive, and measure its clock."""

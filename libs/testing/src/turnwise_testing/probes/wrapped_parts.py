@@ -22,6 +22,8 @@ from turnwise.protocols import (
     ReasoningFormat,
     Resources,
     Reward,
+    ServiceAgent,
+    ServiceClient,
     ServingAgent,
     Tool,
     ToolParser,
@@ -61,7 +63,7 @@ class ToolLoop:
 
 
 class _ServingLoop(ToolLoop):
-    """An agent with a server and a prompt of the task alone, whose steps cannot be repeated."""
+    """An agent with a server, a service and a prompt of the task alone, whose steps cannot be repeated."""
 
     resumable = False
 
@@ -72,6 +74,11 @@ class _ServingLoop(ToolLoop):
         return {}
 
     async def close(self) -> None: ...
+
+    def make_service(self) -> Any:
+        return None
+
+    def connect(self, service: ServiceClient) -> None: ...
 
 
 class Length:
@@ -160,7 +167,10 @@ class PartExample:
         return methods_of(self.protocols[0])
 
 
-_AGENT: Final = ((Agent, ServingAgent, PromptingAgent), ("open", "close", "first_prompt", "resumable"))
+_AGENT: Final = (
+    (Agent, ServingAgent, PromptingAgent, ServiceAgent),
+    ("open", "close", "first_prompt", "resumable", "make_service", "connect"),
+)
 _SUSPENDING: Final = ("suspend", "restore")
 _PARSER: Final = ((ToolParser, ReasoningFormat), ("reasoning_parser",))
 

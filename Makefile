@@ -76,7 +76,7 @@ coverage: $(READY)  ## branch coverage of the core by its quick tests and those 
 
 # Seeds of each scenario but rollouts, which take less time and have six times as many: 20,000 runs in all.
 SEEDS ?= 2000
-SCENARIOS ?= replicas agent:tool_agent plugins/gateway/tests/simulated_sessions.py:Sessions plugins/grpo_trainer/tests/simulated_training.py:Trainings
+SCENARIOS ?= replicas agent:tool_agent plugins/task_pool/tests/simulated_sessions.py:Sessions plugins/grpo_trainer/tests/simulated_training.py:Trainings
 SIMULATE = $(BIN)/turnwise check --processes 2 --seeds
 simulate: $(READY)  ## runs in random orders of events, 10 x SEEDS in all; a failing seed says how to repeat it
 	$(SIMULATE) $$((6 * $(SEEDS))) --simulate rollouts

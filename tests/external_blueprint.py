@@ -10,12 +10,15 @@ from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.runtime.worker import WorkerComponents
 from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig, PullOptions
+from turnwise_gateway.config import ExternalConfig
 from turnwise_reported_reward import ReportedReward
+from turnwise_task_pool import make_agent
+from turnwise_task_pool.config import PoolConfig
 from turnwise_testing.probes.agent import AgentProbe, probe_chat, probe_resources
 
 TURNS = ("The answer is 42.", *['<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'] * 2)
 PROGRAMS = Path(__file__).parents[1] / "plugins/gateway/tests/programs"
+AGENTS = Path(__file__).parents[1] / "plugins/task_pool/tests/programs"
 
 
 @frozen
@@ -42,11 +45,11 @@ class ExternalBlueprint(ScriptedBlueprint):
 
     def make_components(self, engine, judge=None):
         if self.control_file:
-            config = ExternalConfig(pull=PullOptions(control_file=self.control_file, **self.pull))
+            agent = make_agent(PoolConfig(control_file=self.control_file, **self.pull), probe_resources())
         else:
             name, *arguments = self.program
             config = ExternalConfig(command=(sys.executable, str(PROGRAMS / name), *arguments))
-        agent = make_external(config, probe_resources())
+            agent = make_external(config, probe_resources())
         return WorkerComponents(
             engine=engine,
             programs={"external": EpisodeProgram(agent=agent, reward=ReportedReward())},

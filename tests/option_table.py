@@ -16,7 +16,7 @@ NOTES: Final = {"command": sys.executable, "args": [str(ROOT / "plugins/mcp_tool
 _DEMO: Final = "package:turnwise_calculator_demo"
 _TAGS: Final = ("<Parallel>", "</Parallel>", "<Path>", "</Path>", "<Summary>", "</Summary>")
 _OTHER_TAGS: Final = ("<Split>", "</Split>", "<Way>", "</Way>", "<End>", "</End>")
-_COMMAND: Final = {"agent": {"command": [sys.executable, "-c", "print(1)"], "function": "", "pull": None}}
+_COMMAND: Final = {"agent": {"command": [sys.executable, "-c", "print(1)"], "function": ""}}
 GPT_OSS_TOKENS: Final = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
 ALL_TAGS: Final = (*_TAGS, *_OTHER_TAGS)
 """Tokens of the run's tokenizer for paths."""
@@ -93,12 +93,14 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "agents/external.model": ("other",),
     "agents/external.command": ([sys.executable, "-c", "print(1)"],),
     "agents/external.function": ("matrix_code:solve",),
-    "agents/external.pull.control_file": ("control.json",),
-    "agents/external.pull.pool_file": ("pool.sqlite", None),
-    "agents/external.pull.secret_variable": ("MATRIX_SECRET",),
+    "agents/task_pool.control_file": ("control.json",),
+    "agents/task_pool.pool_file": ("pool.sqlite", None),
+    "agents/task_pool.secret_variable": ("MATRIX_SECRET",),
     "agents/external.environment": ({"WORD": "x"}, {}),
     "agents/external.inherit": (["LANG"], "all", []),
     "agents/external.keep_requests": ("requests", None),
+    "agents/task_pool.model": ("other",),
+    "agents/task_pool.keep_requests": ("requests", None),
     "agents/parallel_thinking.path_seeds": ([3, 4], []),
     "agents/parallel_thinking.prompt_suffix": (" Think twice.", ""),
     **_tag_values("agents/parallel_thinking"),
@@ -206,11 +208,14 @@ INSTEAD: Final[dict[str, tuple[Any, ...]]] = {
     "rollout.validation_sampling.top_k": (-1, 1, 5),
     "judge.sampling.top_k": (-1, 1, 5),
     "observers/prometheus.port": (0,),
-    "agents/external.pull.control_port": (0,),
+    "agents/task_pool.control_port": (0,),
     # The time of an agent: a busy machine must have enough of it.
     "agents/external.session_s": (90.5, None),
     "agents/external.start_s": (90.5, None),
     "agents/external.idle_s": (90.5, None),
+    "agents/task_pool.session_s": (90.5, None),
+    "agents/task_pool.start_s": (90.5, None),
+    "agents/task_pool.idle_s": (90.5, None),
     "weight_transports/gloo.port": (0, 29511),
     "weight_transports/nccl.port": (0, 29512),
     "tools/python.sandbox.memory_mb": (256, 512),
@@ -257,8 +262,7 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "agents/external.environment": _COMMAND,
     "agents/external.inherit": _COMMAND,
     "agents/external.bind_keys": _COMMAND,
-    "agents/external.pull": {"agent": {"function": "", "command": [], "pull": {"control_file": "control.json"}}},
-    "agents/external.pull=None": {"agent": {"function": "matrix_code:solve"}},
+    "agents/task_pool": {"agent": {"control_file": "control.json"}},
     "agents/torl_python": {"tools": {"python": {}}},
     "agents/torl_python.system_prompt": {"agent": {"template": "chat"}},
     "interactions/model_user": {
@@ -335,7 +339,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "agents/external.environment": _PROGRAM,
     "agents/external.inherit": _PROGRAM,
     "agents/external.bind_keys": _PROGRAM,
-    "agents/external.pull": "needs agents that lease the episodes: tests/test_external_pull_example.py",
+    "agents/task_pool": "needs agents that lease the episodes: tests/test_external_pull_example.py",
     "tools/python.sandbox.cgroup": "needs a delegated control group",
     "weight_transports/cuda_ipc": _GPU,
     "weight_transports/nccl": _GPU,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from external_blueprint import PROGRAMS, ExternalBlueprint
+from external_blueprint import AGENTS, ExternalBlueprint
 from ray_runs import (
     ON_RAY,
     kill_busy,
@@ -41,7 +41,7 @@ def site(tmp_path):
         def start_agents(self, count):
             for _ in range(count):
                 log = tmp_path / f"{len(self.agents)}.log"
-                command = [sys.executable, PROGRAMS / "pull_loop.py", self.control, log]
+                command = [sys.executable, AGENTS / "pull_loop.py", self.control, log]
                 self.agents.append(subprocess.Popen(command))
 
         def manager(self, *, lease_s=5.0, **options):

@@ -76,7 +76,7 @@ def rollout_overrides(agent: str) -> list[str]:
 
 def pull_overrides(control_file: Path) -> list[str]:
     """Return the overrides of `train.yaml` with which the episodes wait until a worker leases them."""
-    return [f"agent={{name: external, pull: {{control_file: '{control_file}'}}}}"]
+    return [f"agent={{name: task_pool, control_file: '{control_file}'}}"]
 
 
 def run_with_worker(command: str, agent: str, arguments: list[str]) -> int:

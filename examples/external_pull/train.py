@@ -18,7 +18,7 @@ from turnwise_task_files import load_tasks
 GROUPS_PER_BATCH = 4
 
 control_file = Path(sys.argv[1]).absolute()
-config = load_config(Path(__file__).with_name("rollout.yaml"), [f"agent.pull.control_file={control_file}"])
+config = load_config(Path(__file__).with_name("rollout.yaml"), [f"agent.control_file={control_file}"])
 tasks = load_tasks(config)
 buffer = TrajectoryBuffer(group_size=config.rollout.n, max_groups=GROUPS_PER_BATCH)
 policy = AutoModelForCausalLM.from_pretrained(config.model_spec().path, dtype=torch.float32)

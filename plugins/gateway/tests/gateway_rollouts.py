@@ -49,7 +49,7 @@ def write_rollout(folder: Path, num_tasks: int, agent: dict[str, Any], *, max_in
         "agent": {"name": "external", **agent},
         "reward": "reported",
         "rollout": {"prompt_length": 256, "response_length": 256, "max_in_flight": max_in_flight},
-        "plugins": ["acme_one_reply", "chat_templates", "gateway", "reported_reward"],
+        "plugins": ["acme_one_reply", "chat_templates", "gateway", "reported_reward", "task_pool"],
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
 

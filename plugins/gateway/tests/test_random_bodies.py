@@ -7,22 +7,15 @@ Random bodies on every route of the gateway's ports: no answer is 5xx, and no tr
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from attrs import evolve, frozen
-from hypothesis import given
-from hypothesis import strategies as st
-from random_bodies import AGENTS, PULL, SERVING, requests
+from random_bodies import AGENTS, SERVING
+from random_requests import Port, Request, build_probe, check_bodies, send
 from session_scenarios import Sessions
-from structlog.testing import capture_logs
 
 from turnwise import SamplingParams, Task
 from turnwise.episode.driver import EpisodeProgram, run_episode
@@ -30,55 +23,16 @@ from turnwise.episode.live import LiveEpisode
 from turnwise.episode.setup import EpisodeContext
 from turnwise.errors import DataError
 from turnwise.record.spec import EpisodeSpec
-from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig, PullOptions
+from turnwise_gateway.control.control_server import ControlServer
 from turnwise_gateway.host import RunningServer
-from turnwise_gateway.pool import control
-from turnwise_gateway.pool.control_server import ControlServer
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.routes import build_serving_app
 from turnwise_gateway.serving.served_agent import SERVED_NAME, ServedAgent, ServedConfig
 from turnwise_gateway.session.session import Session
-from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
+from turnwise_testing.probes.agent import make_task, probe_resources
 
-NUM_BODIES = 20
-"""Bodies of one example."""
 SECRET = "a secret of the control port"
-Request = tuple[str, bytes]
-
-
-@frozen
-class Port:
-    """A port, and the ids that stand in its paths."""
-
-    url: str
-    key: str
-    names: dict[str, str]
-
-
-class Errors(logging.Handler):
-    """Keeps what the libraries log as errors."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.records: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record.getMessage())
-
-
-async def send(port: Port, sent: Sequence[Request]) -> list[tuple[int, Request, str]]:
-    """Send requests one after the other, and return those that were answered with 5xx."""
-    found = []
-    headers = {"Authorization": f"Bearer {port.key}", "Content-Type": "application/json"}
-    async with aiohttp.ClientSession(headers=headers) as client:
-        for path, body in sent:
-            async with client.post(port.url + path.format(**port.names), data=body) as response:
-                text = await response.text()
-                if response.status >= 500:
-                    found.append((response.status, (path, body), text))
-    return found
 
 
 @asynccontextmanager
@@ -98,48 +52,6 @@ def run_agents(sent: Sequence[Request], _folder: Path) -> Any:
     limits = {"prompt_length": 4096, "response_length": 4096, "max_records": 10**6}
     Sessions().run(scenario, limits=limits, max_calls=10**6)
     return found
-
-
-def build_probe(agent: Any) -> AgentProbe:
-    resources = probe_resources()
-    return AgentProbe(make_agent=lambda: agent, resources=resources, turns=("Done.",), response_length=4096)
-
-
-def run_pull(sent: Sequence[Request], folder: Path) -> Any:
-    async def main() -> Any:
-        file = folder / f"{secrets.token_hex(4)}.json"
-        config = ExternalConfig(pull=PullOptions(control_file=str(file)))
-        agent = make_external(config, probe_resources())
-        probe = build_probe(agent)
-        async with asyncio.TaskGroup() as group, agent_open(agent) as _address:
-            episodes = [
-                group.create_task(
-                    probe.run(make_task(number), agent=agent, engine=probe.engine(), limits=probe.limits())
-                )
-                for number in range(2)
-            ]
-            access = json.loads(file.read_text())
-            port = Port(access["url"], access["secret"], {"lease": "1-0-1"})
-            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {port.key}"}) as client:
-                wanted = {"worker": "w", "wait_s": 30}
-                # The port answers 204 until an episode has begun.
-                while (reply := await client.post(f"{port.url}/tasks/lease", json=wanted)).status == 204:
-                    await reply.read()
-                leased = await reply.json()
-            found = await send(evolve(port, names={"lease": leased["lease"]["id"]}), sent)
-            for episode in episodes:
-                episode.cancel()
-        return found
-
-    return asyncio.run(main())
-
-
-@asynccontextmanager
-async def agent_open(agent: Any) -> AsyncIterator[Any]:
-    try:
-        yield await agent.open()
-    finally:
-        await agent.close()
 
 
 def run_serving(sent: Sequence[Request], _folder: Path) -> Any:
@@ -183,7 +95,6 @@ def run_serving(sent: Sequence[Request], _folder: Path) -> Any:
 
 PORTS: dict[str, tuple[Callable[[Sequence[Request], Path], Any], dict[str, Any]]] = {
     "agents": (run_agents, AGENTS),
-    "pull": (run_pull, PULL),
     "serving": (run_serving, SERVING),
 }
 
@@ -191,26 +102,7 @@ PORTS: dict[str, tuple[Callable[[Sequence[Request], Path], Any], dict[str, Any]]
 @pytest.mark.many_cases(1)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # it would hide the failure
 @pytest.mark.parametrize("name", PORTS)
-def test_no_body_is_an_error_of_the_server(
-    name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_body_is_an_error_of_the_server(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever a client sends, the answer is no 5xx, and nothing is logged as an error."""
-    monkeypatch.setattr(control, "MAX_WAIT_S", 0.02)  # many bodies wait for a lease, and none becomes free
     run, routes = PORTS[name]
-    folder = tmp_path_factory.mktemp(name)
-
-    @given(sent=st.lists(requests(routes), min_size=NUM_BODIES, max_size=NUM_BODIES))
-    def check(sent: list[Request]) -> None:
-        errors = Errors()
-        logging.getLogger().addHandler(errors)
-        try:
-            with capture_logs() as logs:
-                found = run(sent, folder)
-        finally:
-            logging.getLogger().removeHandler(errors)
-
-        assert found == []
-        assert [line for line in logs if line["log_level"] in ("error", "critical")] == []
-        assert errors.records == []
-
-    check()
+    check_bodies(run, routes, tmp_path_factory.mktemp(name))

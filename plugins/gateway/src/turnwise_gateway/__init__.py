@@ -8,10 +8,6 @@ from turnwise_gateway.config import ExternalConfig
 
 def make_external(config: ExternalConfig, resources: Resources) -> Agent:
     """Build the agent; `ConfigError` when the run has no chat template, or the function cannot be imported."""
-    if config.pull is not None:
-        from turnwise_gateway.pull.agent import PullAgent
-
-        return PullAgent(config, config.pull, resources)
     from turnwise_gateway.agents.agent import ExternalAgent
 
     return ExternalAgent(config, resources)

@@ -16,34 +16,6 @@ _more_than_0 = validators.optional(validators.gt(0.0))
 
 
 @frozen(kw_only=True)
-class PullOptions:
-    """
-    The control port at which outside agents lease episodes.
-
-    Attributes:
-        control_file: JSON file with the `url` and the `secret` of the port while the run lasts; only its owner can
-            read it.
-        pool_file: SQLite file of the episodes, their leases and results, which stays after the run. A resumed run
-            continues with it. None uses a temporary file, which the end of the run removes.
-        control_port: 0 takes a free one.
-        secret_variable: environment variable with the secret; without one each port gets a random secret.
-        lease_s: seconds after which a lease without calls and heartbeats expires.
-        max_attempts: leases of an episode before it fails.
-        score_s: seconds without a call after which a leased episode is timed out.
-        capacity: most episodes that wait or are leased.
-    """
-
-    control_file: Path = field(converter=Path)
-    pool_file: Path | None = None
-    control_port: int = field(default=0, validator=[validators.ge(0), validators.le(65535)])
-    secret_variable: str = "TURNWISE_CONTROL_SECRET"
-    lease_s: float = field(default=300.0, validator=validators.gt(0.0))
-    max_attempts: int = field(default=3, validator=validators.ge(1))
-    score_s: float = field(default=600.0, validator=validators.gt(0.0))
-    capacity: int = field(default=100_000, validator=validators.ge(1))
-
-
-@frozen(kw_only=True)
 class AgentLimits(SessionOptions):
     """
     The rules of sessions, and limits of the agents in them.
@@ -73,7 +45,6 @@ class ExternalConfig(AgentLimits):
             interpreter of this process.
         function: `module:name`, or `./file.py:name` of a file that `modules` lists, to call instead, in the worker's
             process: an `async def agent(task, client)`.
-        pull: lets agents that run elsewhere lease the episodes instead.
         environment: more variables for the program.
         inherit: names of variables of the worker that the program gets besides `program.INHERITED`; `all` passes on all
             of them, with every secret of the run.
@@ -85,7 +56,6 @@ class ExternalConfig(AgentLimits):
 
     command: tuple[str, ...] = ()
     function: CodePlace = field(default=CodePlace(""))
-    pull: PullOptions | None = None
     environment: Mapping[str, str] = field(factory=dict)
     inherit: tuple[str, ...] | Literal["all"] = ()
     bind_keys: bool | None = None
@@ -93,7 +63,7 @@ class ExternalConfig(AgentLimits):
 
     def __attrs_post_init__(self) -> None:
         """Check that there is one agent; `ValueError` when there is none, or several."""
-        if [bool(self.command), bool(self.function), self.pull is not None].count(True) != 1:
-            raise ValueError("set one of command, function and pull")
+        if bool(self.command) == bool(self.function):
+            raise ValueError("set one of command and function; agents that run elsewhere need the agent task_pool")
         if self.function and not all(part.strip() for part in self.function.rpartition(":")):
             raise ValueError(f"function must have the form 'module:name', not {self.function!r}")

@@ -15,8 +15,8 @@ from aiohttp import ClientSession, web
 from attrs import frozen
 
 from turnwise.descriptors import MOST, raise_descriptor_limit
+from turnwise_gateway.control.control_server import ControlServer, build_app, json_reply, read_body
 from turnwise_gateway.limits import CallLimits
-from turnwise_gateway.pool.control_server import ControlServer, build_app, json_reply, read_body
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 
 SECRET = "a secret of the control port"

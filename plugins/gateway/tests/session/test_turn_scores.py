@@ -13,11 +13,11 @@ from session_scenarios import Sessions, as_message, make_call, results_of, user
 from turnwise.record.result import token_scores
 from turnwise_gateway.agents.reported import note_score
 from turnwise_gateway.calls import CallRefusedError
-from turnwise_gateway.pool.leased_session import RecordedSession
-from turnwise_gateway.pool.scores import ScoreReport
-from turnwise_gateway.pool.store import Attempted, Verdict
+from turnwise_gateway.control.recorded_session import RecordedSession
+from turnwise_gateway.control.scores import ScoreReport
 from turnwise_gateway.session.session import Session
 from turnwise_reported_reward.reward import ReportedReward
+from turnwise_task_pool.store import Attempted, Verdict
 from turnwise_testing.engines.scripted import ScriptedEngine
 
 

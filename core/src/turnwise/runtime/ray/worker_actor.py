@@ -95,7 +95,7 @@ class WorkerActor(PoolClientActor):
         return await self._worker.parts.open_servers()
 
     async def service_calls(self) -> list[ServiceCall]:
-        """Wait for calls of services in the driver, and return those that it has not got yet."""
+        """Wait for calls of services in the driver, and return the new ones."""
         return await self._services.fetch()
 
     async def settle_service_call(self, reply: ServiceReply) -> None:

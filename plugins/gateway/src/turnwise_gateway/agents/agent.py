@@ -24,8 +24,8 @@ from turnwise.types import JsonDict
 from turnwise_gateway.agents.reported import check_turns
 from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AgentLimits, ExternalConfig
+from turnwise_gateway.control.scores import MAX_NUMBER
 from turnwise_gateway.host import ModelClient, RunningServer, ServerHost
-from turnwise_gateway.pool.scores import MAX_NUMBER
 from turnwise_gateway.programs.callers import ProgramCallers
 from turnwise_gateway.programs.keeper import KEEPER
 from turnwise_gateway.programs.peer_socket import can_find_inodes

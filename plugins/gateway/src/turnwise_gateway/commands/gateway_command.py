@@ -19,17 +19,16 @@ class Subcommand(Protocol):
 
 def build_subcommands() -> Mapping[str, Subcommand]:
     """Return the subcommands by name; they import servers and engines, which a list of commands does not need."""
-    from turnwise_gateway.commands.pool_command import PoolCommand
     from turnwise_gateway.commands.replay_command import ReplayCommand
     from turnwise_gateway.commands.serve_command import ServeCommand
 
-    return {"serve": ServeCommand(), "pool": PoolCommand(), "replay": ReplayCommand()}
+    return {"serve": ServeCommand(), "replay": ReplayCommand()}
 
 
 class GatewayCommand:
     """Serves models to agents outside, and looks after what they leave."""
 
-    help = "serve a model to agents outside, look at task pools, and replay sessions"
+    help = "serve a model to agents outside, and replay sessions"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = (

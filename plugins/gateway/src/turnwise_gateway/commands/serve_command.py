@@ -25,9 +25,9 @@ from turnwise import (
 from turnwise.config.models import pin_models
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.terminal import write_error, write_output
+from turnwise_gateway.control.announcement import announced
+from turnwise_gateway.control.control_server import ControlServer
 from turnwise_gateway.host import RunningServer
-from turnwise_gateway.pool.control_server import ControlServer
-from turnwise_gateway.pull.site import announced
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, locked_folder

@@ -20,10 +20,10 @@ from attrs import define, field
 from turnwise import Episode, EpisodeResult, Task
 from turnwise.errors import InfrastructureError
 from turnwise.types import JsonDict
+from turnwise_gateway.control.attempt import Attempted
+from turnwise_gateway.control.control_server import RequestError
+from turnwise_gateway.control.recorded_session import RecordedSession
 from turnwise_gateway.host import ModelClient, RunningServer
-from turnwise_gateway.pool.control_server import RequestError
-from turnwise_gateway.pool.leased_session import RecordedSession
-from turnwise_gateway.pool.store import Attempted
 from turnwise_gateway.programs.program import ProgramFailedError
 from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.session.lineage import find_kinds

@@ -16,11 +16,11 @@ from turnwise.errors import DataError
 from turnwise.types import JsonDict
 from turnwise_gateway.agents.agent import show_task
 from turnwise_gateway.config import AGENT_NAME
+from turnwise_gateway.control.atif import describe_session
+from turnwise_gateway.control.attempt import ControlError, Verdict
+from turnwise_gateway.control.control_server import RequestError, build_app, json_reply, read_body, read_failure, tell
+from turnwise_gateway.control.session_routes import find_session, score_session, show_session
 from turnwise_gateway.dialects.strict_json import write_json
-from turnwise_gateway.pool.atif import describe_session
-from turnwise_gateway.pool.control_server import RequestError, build_app, json_reply, read_body, read_failure, tell
-from turnwise_gateway.pool.session_routes import find_session, score_session, show_session
-from turnwise_gateway.pool.store import PoolError, Verdict
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServedSession, ServingDesk
 from turnwise_task_files import read_tasks
@@ -120,11 +120,11 @@ class _Routes:
         if row is None:
             return await self._find_row(uid)
         if uid is not None or not isinstance(row, dict):
-            raise PoolError("give 'uid', the name of a row of the data set, or 'task', a row as an object")
+            raise ControlError("give 'uid', the name of a row of the data set, or 'task', a row as an object")
         try:
             return await asyncio.to_thread(_read_row, row)
         except DataError as error:
-            raise PoolError(f"'task' is no row of a data set: {error}") from error
+            raise ControlError(f"'task' is no row of a data set: {error}") from error
 
     async def _find_row(self, uid: object) -> Task:
         async with self._loading:
@@ -139,10 +139,10 @@ class _Routes:
 
 
 def _for_session(task: Task) -> Task:
-    """Return a task that names no agent, since a session runs every task; `PoolError` if it names another agent."""
+    """Return a task that names no agent, since a session runs every task; `ControlError` if it names another agent."""
     if task.agent_name not in ("", AGENT_NAME):
         hint = "leave 'agent_name' out, or set data.columns: {agent_name: null}"
-        raise PoolError(f"the row names the agent {task.agent_name[:40]!r}, and a session runs it: {hint}")
+        raise ControlError(f"the row names the agent {task.agent_name[:40]!r}, and a session runs it: {hint}")
     return evolve(task, agent_name="")
 
 

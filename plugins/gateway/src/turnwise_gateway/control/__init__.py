@@ -1,0 +1,1 @@
+"""Control ports: scores of sessions from outside, transcripts, and the server of such a port."""

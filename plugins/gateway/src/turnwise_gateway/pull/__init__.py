@@ -1,1 +1,0 @@
-"""Episodes that outside agents lease from a task pool."""

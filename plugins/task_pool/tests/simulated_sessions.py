@@ -1,0 +1,330 @@
+"""
+A simulated scenario of gateway sessions: the real agent, server, control port and pool, over a network in memory.
+
+Each turn that a client has read is trained exactly once, and no other turn is. Tokens follow the context of their
+record, scores lie on the turn that they name, and samples are independent. If no client leaves a request, the sampled
+turns do not depend on the order of events.
+"""
+
+import asyncio
+import random
+import sys
+import tempfile
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from zlib import crc32
+
+sys.path.append(str(Path(__file__).parents[2] / "gateway/tests"))  # another process runs this file alone
+
+from attrs import define, evolve, field, frozen
+from simulated_checks import check
+from simulated_clients import Attempt, Control, Plan, Player
+from simulated_network import FakeSocket, Network
+
+from turnwise import RolloutManager, SamplingParams
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import Limits
+from turnwise.events.dispatch import Observers
+from turnwise.runtime.local import LocalRuntime
+from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.worker import WorkerComponents
+from turnwise.types import GenerateRequest
+from turnwise_gateway import make_external
+from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.session.options import TrainedKinds
+from turnwise_reported_reward.reward import ReportedReward
+from turnwise_task_pool import desk as pull
+from turnwise_task_pool import make_agent
+from turnwise_task_pool import shared_pool as pull_pool
+from turnwise_task_pool.config import PoolConfig
+from turnwise_task_pool.site import SharedAccess
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.probes.agent import make_task, probe_chat, probe_resources
+from turnwise_testing.simulation.run_parts import Pace
+from turnwise_testing.simulation.tracing import TracingEngine
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+ENDS = (".", " \n", " and more text.", f" {CALL}", f"\n{CALL}{CALL}")
+SECRET = "the secret of the control port"
+KINDS = ("none", "session", "records", "turns", "turns")
+
+
+@frozen(kw_only=True)
+class Content:
+    """
+    The content of a run.
+
+    Attributes:
+        num_episodes: one task each.
+        pulls: outside agents lease the episodes; else a function is the agent.
+        plans: clients of each session.
+        kinds: of the scores of each episode.
+        num_workers: outside agents.
+    """
+
+    num_episodes: int
+    pulls: bool
+    plans: tuple[Plan, ...]
+    kinds: tuple[str, ...]
+    num_workers: int
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Content":
+        plans = [_plan(rng, "main", "Question 0?", rng.randint(1, 3))]
+        for part in range(rng.choice((0, 1, 2))):
+            plans.append(_plan(rng, f"sub {part}", f"Part {part}?", rng.randint(1, 2)))
+        if rng.random() < 0.5:
+            turns = rng.randint(1, 2)
+            plans += [_plan(rng, f"sample {each}", "The same?", turns) for each in range(rng.randint(2, 3))]
+        if rng.random() < 0.3:
+            plans += [evolve(_plan(rng, "again", "Once more?", 1), repeats=rng.randint(2, 3))]
+        number = rng.randint(1, 2)
+        return cls(
+            num_episodes=number,
+            pulls=rng.random() < 0.6,
+            plans=tuple(plans),
+            kinds=tuple(rng.choice(KINDS) for _ in range(number)),
+            num_workers=rng.randint(1, 2),
+        )
+
+
+def _plan(rng: random.Random, name: str, prompt: str, turns: int) -> Plan:
+    stream, keyed, marks = (rng.random() < share for share in (0.3, 0.2, 0.7))
+    keeps = rng.choice(("one", "all", "none"))
+    return Plan(name=name, prompt=prompt, turns=turns, stream=stream, keyed=keyed, marks=marks, keeps=keeps)
+
+
+def choose(request: GenerateRequest) -> list[int]:
+    """Return the model's turn for a context and a seed; no two have the same text."""
+    number = crc32(f"{request.sampling.seed}".encode() + request.token_ids.astype("<i4").tobytes())
+    text = f"T{number:08x}{ENDS[number % len(ENDS)]}"
+    return [*probe_chat().tokenizer.encode(text), probe_chat().stop_token_ids[0]]
+
+
+class LocalSite:
+    """Stands for `PullSite`: the files and ports of the only worker, without locks and sockets."""
+
+    network: Network
+    folder: Path
+
+    def __init__(self, options: PoolConfig) -> None:
+        self.name = "worker"
+        self.file = self.folder / "control.json"
+        self.own_socket, self.shared_socket = (FakeSocket(self.network.new_port()) for _ in range(2))
+        port = self.shared_socket.port
+        pool = str(self.folder / f"pool{port}.sqlite")
+        self.access = SharedAccess(pool=pool, keeps_pool=False, secret=SECRET, port=0, host="")
+        self.url = f"http://127.0.0.1:{port}"
+
+    def join(self) -> None: ...
+
+    leave = clean = join
+
+    def peers(self) -> dict[str, str]:
+        return {}
+
+    def find_dead(self) -> list[str]:
+        return []
+
+
+@define(eq=False)
+class World:
+    """One run: its network, its sessions and the history of their clients."""
+
+    content: Content
+    network: Network
+    attempts: list[Attempt] = field(factory=list)
+    is_over: bool = False
+    _background: set[asyncio.Task[None]] = field(factory=set)
+
+    def spawn(self, code: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(code)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def stop(self) -> None:
+        """Let the outside agents read their last responses, and end everything."""
+        self.is_over = True
+        if self._background:
+            await asyncio.wait(self._background, timeout=60.0)
+        for task in list(self._background):
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+
+    async def play(self, player: Player) -> None:
+        """Run the clients of a session until all have ended, or sometimes the first; others may outlive the agent."""
+        tasks = [self.spawn(player.play(plan)) for plan in self.content.plans]
+        try:
+            if self.network.draws(0.15):
+                player.attempt.is_altered = True
+                await asyncio.wait(tasks[:1])
+                if self.network.draws(0.5):
+                    for task in tasks[1:]:
+                        task.cancel()
+            else:
+                await asyncio.wait(tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def call_function(self, task: Any, client: Any) -> float | None:
+        """Act as the agent of an episode in the worker's process."""
+        attempt = Attempt(task.uid, client.openai_base_url.split("/")[-2], self.kind_of(task.uid))
+        self.attempts.append(attempt)
+        await self.play(Player(self.network, attempt, client.openai_base_url, client.api_key))
+        attempt.required = list(attempt.reads)
+        attempt.is_ending = attempt.is_completed = True
+        if attempt.kind == "none":
+            return None
+        attempt.kind, attempt.scores = "session", {"": 0.5}
+        return 0.5
+
+    async def work(self, control: Control) -> None:
+        """Act as an outside agent, which runs one episode after the other."""
+        with suppress(ConnectionError):
+            while not self.is_over:
+                response = await control.send("/tasks/lease", {"worker": "w", "wait_s": 20})
+                if response.status == 200:
+                    await self._run_lease(control, response.json())
+
+    async def _run_lease(self, control: Control, leased: dict[str, Any]) -> None:
+        uid = leased["task"]["uid"]
+        attempt = Attempt(uid, leased["lease"]["id"], self.kind_of(uid))
+        self.attempts.append(attempt)
+        access = leased["session"]
+        player = Player(self.network, attempt, access["openai_base_url"], access["api_key"], control)
+        if not self.network.draws(0.3):
+            await self._finish(control, leased, player)
+            return
+        attempt.is_altered = True
+        task = self.spawn(self._finish(control, leased, player))
+        await asyncio.wait([task], timeout=self.network.delay(3.0))
+        if self.network.draws(0.4):  # the agent reports that it fails
+            task.cancel()
+            fence = leased["lease"]["fence"]
+            await control.send(f"/leases/{attempt.session}/fail", {"fence": fence, "reason": "lost", "owner": "infra"})
+        elif self.network.draws(0.5):  # it dies; else it continues, and reports late
+            task.cancel()
+
+    async def _finish(self, control: Control, leased: dict[str, Any], player: Player) -> None:
+        attempt = player.attempt
+        await self.play(player)
+        reads = list(attempt.reads)
+        if attempt.kind == "turns":
+            for read in reads:
+                if not self.network.draws(0.3):
+                    await player.score_turn(read)
+        elif attempt.kind == "records" and reads:
+            await player.score_record(reads[0])
+        attempt.required, attempt.is_ending = list(attempt.reads), True
+        if attempt.kind == "session":
+            await player.score_session()
+            attempt.is_completed = "" in attempt.scores
+        else:
+            body = {"fence": leased["lease"]["fence"]}
+            response = await control.send(f"/leases/{attempt.session}/complete", body)
+            attempt.is_completed = response.status == 200
+
+    def kind_of(self, uid: str) -> str:
+        return self.content.kinds[int(uid.rpartition("-")[2])]
+
+
+@define(eq=False)
+class SimulatedAgent:
+    """The agent `external`, with its servers in the network."""
+
+    inner: Any
+    world: World
+    resumable = False
+
+    async def open(self) -> dict[str, str]:
+        self.world.network.install()
+        addresses: dict[str, str] = await self.inner.open()
+        if "control" in addresses:
+            control = Control(self.world.network, addresses["control"], SECRET)
+            for _ in range(self.world.content.num_workers):
+                self.world.spawn(self.world.work(control))
+        return addresses
+
+    async def close(self) -> None:
+        await self.world.stop()
+        await self.inner.close()
+
+    async def step(self, episode: Any) -> str:
+        return await self.inner.step(episode)
+
+
+class Sessions:
+    """The scenario; see the module."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._content = Content.draw(rng)
+
+    def run(self, faults: random.Random | None) -> Any:
+        world = World(self._content, Network(faults))
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            site = type("Site", (LocalSite,), {"network": world.network, "folder": folder})
+            stack.enter_context(patch.object(pull, "PullSite", site))
+            for module in (pull, pull_pool):
+                stack.enter_context(patch.object(module, "POLL_S", 1.0))
+            agent = SimulatedAgent(self._make_agent(), world)
+            if not self._content.pulls:
+                agent.inner._function = world.call_function  # in place of an importable one
+            with self._manager(agent, faults) as manager:
+                results = list(manager.iterate([make_task(each) for each in range(self._content.num_episodes)]))
+        for result in results:
+            check(result, world.attempts, world.network.handed)
+        # A second attempt at an episode has other seeds than the first.
+        is_altered = any(attempt.is_altered for attempt in world.attempts)
+        is_altered |= len(world.attempts) > self._content.num_episodes
+        return is_altered, {attempt.uid: _conversations(attempt) for attempt in world.attempts}
+
+    def compare(self, undisturbed: Any, disturbed: Any) -> None:
+        if not disturbed[0] and undisturbed[1] != disturbed[1]:
+            raise AssertionError(f"order of events: other turns were read\n{undisturbed[1]}\n{disturbed[1]}")
+
+    def _make_agent(self) -> Any:
+        config = self._config()
+        make = make_external if isinstance(config, ExternalConfig) else make_agent
+        return make(config, probe_resources())
+
+    def _config(self) -> ExternalConfig | PoolConfig:
+        train = TrainedKinds(auxiliary=True)
+        if not self._content.pulls:
+            return ExternalConfig(function="simulated_sessions:choose", train=train)
+        return PoolConfig(control_file="unused", lease_s=6.0, score_s=200.0, train=train)
+
+    def _manager(self, agent: SimulatedAgent, faults: random.Random | None) -> RolloutManager:
+        engine = TracingEngine(
+            choose,
+            capabilities=SCRIPTED_CAPABILITIES,
+            latency_s=Pace.draw(faults) if faults else 0.0,
+            token_latency_s=evolve(Pace.draw(faults), scale_s=0.01) if faults and faults.random() < 0.5 else 0.0,
+            record=False,
+        )
+        program = EpisodeProgram(agent=agent, reward=ReportedReward())
+        stops = probe_chat().stop_token_ids
+        sampling = SamplingParams(stop_token_ids=stops)
+        plan = RolloutPlan(default_agent="external", agents={"external": program}, n=1, sampling=sampling)
+        parts = WorkerComponents(
+            engine=engine,
+            programs={"external": program},
+            limits=Limits(prompt_length=1 << 14, response_length=1 << 14),
+            stop_token_ids=stops,
+            default_agent="external",
+        )
+        return RolloutManager(LocalRuntime(engine, parts, 1), plan, Observers())
+
+
+def _conversations(attempt: Attempt) -> list[tuple[str, ...]]:
+    """Return the prompt and the mark of each turn that was read, sorted, because samples may come in any order."""
+    return sorted((read.request.partition(".")[0].split()[0], read.mark) for read in attempt.reads)

@@ -43,16 +43,18 @@ class ExternalBlueprint(ScriptedBlueprint):
         engine.folder = self.folder
         return engine
 
-    def make_components(self, engine, judge=None):
+    def make_agent(self):
+        """Build the agent, also for its service in the driver."""
         if self.control_file:
-            agent = make_agent(PoolConfig(control_file=self.control_file, **self.pull), probe_resources())
-        else:
-            name, *arguments = self.program
-            config = ExternalConfig(command=(sys.executable, str(PROGRAMS / name), *arguments))
-            agent = make_external(config, probe_resources())
+            return make_agent(PoolConfig(control_file=self.control_file, **self.pull), probe_resources())
+        name, *arguments = self.program
+        config = ExternalConfig(command=(sys.executable, str(PROGRAMS / name), *arguments))
+        return make_external(config, probe_resources())
+
+    def make_components(self, engine, judge=None):
         return WorkerComponents(
             engine=engine,
-            programs={"external": EpisodeProgram(agent=agent, reward=ReportedReward())},
+            programs={"external": EpisodeProgram(agent=self.make_agent(), reward=ReportedReward())},
             limits=Limits(prompt_length=1 << 16, response_length=1 << 14),
             stop_token_ids=probe_chat().stop_token_ids,
             default_agent="external",

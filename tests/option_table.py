@@ -100,6 +100,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "agents/external.inherit": (["LANG"], "all", []),
     "agents/external.keep_requests": ("requests", None),
     "agents/task_pool.model": ("other",),
+    "agents/task_pool.control_host": ("10.0.0.1", None),
     "agents/task_pool.keep_requests": ("requests", None),
     "agents/parallel_thinking.path_seeds": ([3, 4], []),
     "agents/parallel_thinking.prompt_suffix": (" Think twice.", ""),

@@ -26,6 +26,7 @@ from ray_runs import (
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.service import DriverServices
 
 pytestmark = [*ON_RAY, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 PLAN = RolloutPlan(default_agent="external", agents={"external": None})
@@ -47,7 +48,8 @@ def site(tmp_path):
         def manager(self, *, lease_s=5.0, **options):
             pull = {"lease_s": lease_s}
             blueprint = ExternalBlueprint(folder=str(tmp_path), control_file=str(self.control), pull=pull)
-            return make_manager(blueprint, plan=PLAN, **options)
+            services = DriverServices({"external": blueprint.make_agent().make_service()})
+            return make_manager(blueprint, plan=PLAN, services=services, **options)
 
         def news(self):
             """All that the agents noted."""
@@ -137,13 +139,14 @@ def test_every_task_is_scored_once_whatever_is_killed(site):
 
 
 def test_addresses(site):
-    """A manager tells the control port of all workers and the agents' port of each; sessions have the same ones."""
+    """A manager tells the driver's control port and the agents' port of each worker; sessions have the same ones."""
     with site.manager(workers=2, lease_s=300.0) as manager:
         addresses = manager.addresses
-        assert sorted(addresses) == sorted(slot.name for slot in manager.runtime.workers.slots)
-        assert [{"agents", "control"}] * 2 == [set(each) for each in addresses.values()]
-        assert {json.loads(site.control.read_text())["url"]} == {each["control"] for each in addresses.values()}
-        assert 2 == len({each["agents"] for each in addresses.values()})
+        names = [slot.name for slot in manager.runtime.workers.slots]
+        assert sorted(addresses) == sorted(["driver", *names])
+        assert {"control": json.loads(site.control.read_text())["url"]} == addresses["driver"]
+        assert [{"agents"}] * 2 == [set(addresses[name]) for name in names]
+        assert 2 == len({addresses[name]["agents"] for name in names})
 
         tasks = make_tasks(2)
         taken = []
@@ -156,7 +159,7 @@ def test_addresses(site):
         collecting.join(120)
 
         served = {each["session"]["openai_base_url"].partition("/s/")[0] for each in held}
-        assert served == {each["agents"] for each in addresses.values()}
+        assert served == {addresses[name]["agents"] for name in names}
         assert addresses == manager.addresses
     check_scored_once(taken, tasks)
 

@@ -14,7 +14,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "gatewa
 import aiohttp
 import pytest
 from attrs import evolve
-from pull_control import ANSWER, Control
+from pull_control import ANSWER, Control, serviced
 
 from turnwise_gateway.tree.messages import split_think
 from turnwise_task_pool import make_agent
@@ -50,7 +50,7 @@ def run_with(tmp_path: Path) -> Callable[..., Any]:
             engine = probe.engine()
             engine.latency_s = latency_s
             await engine.start()
-            async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
+            async with serviced(agent), aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
                 episodes = [
                     group.create_task(
                         probe.run(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,35 @@ from typing import Any
 import aiohttp
 import pytest
 from gateway_agents import RefusedError, converse
+
+from turnwise.runtime.service import DriverServices, RemoteServices
+
+
+@asynccontextmanager
+async def serviced(agent: Any) -> AsyncIterator[DriverServices]:
+    """Run the service of an agent inside the `async with` statement, as the local runtime does."""
+    services = DriverServices({"task_pool": agent.make_service()})
+    try:
+        await services.open()
+        agent.connect(services.client("task_pool"))
+        yield services
+    finally:
+        await services.close()
+
+
+@asynccontextmanager
+async def worker_beside(services: DriverServices, agent: Any) -> AsyncIterator[asyncio.Task[Any]]:
+    """Connect an agent as one in another process; the end of the task is the death of that process for the driver."""
+    worker = RemoteServices()
+    serving = asyncio.get_running_loop().create_task(services.serve(worker.fetch, worker.settle))
+    serving.add_done_callback(lambda _done: worker.close())  # a dead process waits for nothing
+    agent.connect(worker.client("task_pool"))
+    try:
+        yield serving
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+
 
 ANSWER = ("The answer is 42.",)
 

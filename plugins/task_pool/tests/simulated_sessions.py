@@ -7,6 +7,7 @@ turns do not depend on the order of events.
 """
 
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -21,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[2] / "gateway/tests"))  # another pro
 from attrs import define, evolve, field, frozen
 from simulated_checks import check
 from simulated_clients import Attempt, Control, Plan, Player
-from simulated_network import FakeSocket, Network
+from simulated_network import Network
 
 from turnwise import RolloutManager, SamplingParams
 from turnwise.episode.driver import EpisodeProgram
@@ -29,17 +30,15 @@ from turnwise.episode.setup import Limits
 from turnwise.events.dispatch import Observers
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.service import DriverServices
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.types import GenerateRequest
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.session.options import TrainedKinds
 from turnwise_reported_reward.reward import ReportedReward
-from turnwise_task_pool import desk as pull
 from turnwise_task_pool import make_agent
-from turnwise_task_pool import shared_pool as pull_pool
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.site import SharedAccess
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES
 from turnwise_testing.probes.agent import make_task, probe_chat, probe_resources
 from turnwise_testing.simulation.run_parts import Pace
@@ -101,32 +100,6 @@ def choose(request: GenerateRequest) -> list[int]:
     number = crc32(f"{request.sampling.seed}".encode() + request.token_ids.astype("<i4").tobytes())
     text = f"T{number:08x}{ENDS[number % len(ENDS)]}"
     return [*probe_chat().tokenizer.encode(text), probe_chat().stop_token_ids[0]]
-
-
-class LocalSite:
-    """Stands for `PullSite`: the files and ports of the only worker, without locks and sockets."""
-
-    network: Network
-    folder: Path
-
-    def __init__(self, options: PoolConfig) -> None:
-        self.name = "worker"
-        self.file = self.folder / "control.json"
-        self.own_socket, self.shared_socket = (FakeSocket(self.network.new_port()) for _ in range(2))
-        port = self.shared_socket.port
-        pool = str(self.folder / f"pool{port}.sqlite")
-        self.access = SharedAccess(pool=pool, keeps_pool=False, secret=SECRET, port=0, host="")
-        self.url = f"http://127.0.0.1:{port}"
-
-    def join(self) -> None: ...
-
-    leave = clean = join
-
-    def peers(self) -> dict[str, str]:
-        return {}
-
-    def find_dead(self) -> list[str]:
-        return []
 
 
 @define(eq=False)
@@ -243,13 +216,21 @@ class SimulatedAgent:
 
     inner: Any
     world: World
+    control_url: str = ""
     resumable = False
+
+    def make_service(self) -> Any:
+        return SimulatedService(self, self.inner.make_service())
+
+    def connect(self, service: Any) -> None:
+        if self.world.content.pulls:
+            self.inner.connect(service)
 
     async def open(self) -> dict[str, str]:
         self.world.network.install()
         addresses: dict[str, str] = await self.inner.open()
-        if "control" in addresses:
-            control = Control(self.world.network, addresses["control"], SECRET)
+        if self.control_url:
+            control = Control(self.world.network, self.control_url, SECRET)
             for _ in range(self.world.content.num_workers):
                 self.world.spawn(self.world.work(control))
         return addresses
@@ -262,6 +243,26 @@ class SimulatedAgent:
         return await self.inner.step(episode)
 
 
+@define(eq=False)
+class SimulatedService:
+    """The agent's service, with its control port in the network."""
+
+    agent: SimulatedAgent
+    inner: Any
+
+    async def open(self, host: str) -> dict[str, str]:
+        self.agent.world.network.install()
+        addresses: dict[str, str] = await self.inner.open(host)
+        self.agent.control_url = addresses["control"]
+        return addresses
+
+    async def call(self, method: str, arguments: Any) -> object:
+        return await self.inner.call(method, arguments)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
 class Sessions:
     """The scenario; see the module."""
 
@@ -272,11 +273,8 @@ class Sessions:
         world = World(self._content, Network(faults))
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            site = type("Site", (LocalSite,), {"network": world.network, "folder": folder})
-            stack.enter_context(patch.object(pull, "PullSite", site))
-            for module in (pull, pull_pool):
-                stack.enter_context(patch.object(module, "POLL_S", 1.0))
-            agent = SimulatedAgent(self._make_agent(), world)
+            stack.enter_context(patch.dict(os.environ, TURNWISE_CONTROL_SECRET=SECRET))
+            agent = SimulatedAgent(self._make_agent(folder), world)
             if not self._content.pulls:
                 agent.inner._function = world.call_function  # in place of an importable one
             with self._manager(agent, faults) as manager:
@@ -292,16 +290,16 @@ class Sessions:
         if not disturbed[0] and undisturbed[1] != disturbed[1]:
             raise AssertionError(f"order of events: other turns were read\n{undisturbed[1]}\n{disturbed[1]}")
 
-    def _make_agent(self) -> Any:
-        config = self._config()
+    def _make_agent(self, folder: Path) -> Any:
+        config = self._config(folder)
         make = make_external if isinstance(config, ExternalConfig) else make_agent
         return make(config, probe_resources())
 
-    def _config(self) -> ExternalConfig | PoolConfig:
+    def _config(self, folder: Path) -> ExternalConfig | PoolConfig:
         train = TrainedKinds(auxiliary=True)
         if not self._content.pulls:
             return ExternalConfig(function="simulated_sessions:choose", train=train)
-        return PoolConfig(control_file="unused", lease_s=6.0, score_s=200.0, train=train)
+        return PoolConfig(control_file=folder / "control.json", lease_s=6.0, score_s=200.0, train=train)
 
     def _manager(self, agent: SimulatedAgent, faults: random.Random | None) -> RolloutManager:
         engine = TracingEngine(
@@ -322,7 +320,8 @@ class Sessions:
             stop_token_ids=stops,
             default_agent="external",
         )
-        return RolloutManager(LocalRuntime(engine, parts, 1), plan, Observers())
+        services = DriverServices({"external": agent.make_service()} if self._content.pulls else {})
+        return RolloutManager(LocalRuntime(engine, parts, 1, services=services), plan, Observers())
 
 
 def _conversations(attempt: Attempt) -> list[tuple[str, ...]]:

@@ -19,13 +19,18 @@ from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, Usage
+from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.control_server import ControlServer, RequestError
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.session.door import SessionDoor
-from turnwise_task_pool.control import ControlServer, build_control_app
+from turnwise_task_pool.config import PoolConfig
+from turnwise_task_pool.control import build_control_app
+from turnwise_task_pool.lease_renewal import LeaseRenewal
 from turnwise_task_pool.leased_session import LeasedSession
 from turnwise_task_pool.sqlite_store import SqliteStore
 from turnwise_task_pool.store import Lease, PoolTask
 from turnwise_task_pool.task_pool import TaskPool
+from turnwise_task_pool.worker import PoolWorker
 
 SECRET = "a secret of the control port"
 LEASE_S = 10.0
@@ -78,22 +83,42 @@ class ScriptedSession:
 
 @define(eq=False)
 class Desk:
-    """Opens sessions with a scripted session."""
+    """A worker with scripted sessions; it answers at once."""
 
     pool: TaskPool
-    sessions: dict[str, LeasedSession] = field(factory=dict)
+    worker: PoolWorker = field(init=False)
 
-    def open(self, lease: Lease) -> ModelClient:
-        self.sessions[lease.id] = LeasedSession(lease, ScriptedSession())
+    def __attrs_post_init__(self) -> None:
+        self.worker = PoolWorker(None, None, PoolConfig(control_file="unused"))
+
+    @property
+    def sessions(self) -> dict[str, LeasedSession]:
+        return self.worker._sessions
+
+    async def open(self, lease: Lease) -> ModelClient:
+        async def renew() -> bool:
+            return await self.pool.heartbeat(lease.id, lease.fence) is Verdict.ACCEPTED
+
+        self.sessions[lease.id] = leased = LeasedSession(lease, ScriptedSession())
+        leased.session.door.hold = LeaseRenewal(renew, LEASE_S, leased.end).hold
         return ModelClient(
             openai_base_url="o", anthropic_base_url="a", api_key=f"key-{lease.id}", model="policy", mcp_url="m"
         )
 
-    def find(self, session_id: str) -> LeasedSession | None:
-        return self.sessions.get(session_id)
+    def find(self, session_id: str) -> Desk | None:
+        return self if session_id in self.sessions else None
 
-    def model_name(self) -> str:
-        return "policy"
+    def note_end(self, session_id: str) -> None:
+        """Forget nothing."""
+
+    async def ask(self, kind: str, **body: object) -> object:
+        found = self.worker._answer(kind, body)
+        if found is not None and "error" in found:
+            raise RequestError(*found["error"])
+        return found
+
+    def tell(self, kind: str, **body: object) -> None:
+        self.worker._answer(kind, body)
 
 
 @define(eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from attrs import define, field
+from pull_control import serviced
 
 from turnwise import Status
 from turnwise_task_pool import make_agent
@@ -84,7 +85,7 @@ def test_killed_agents_lose_and_mix_nothing(agents: Agents, tmp_path: Path) -> N
     async def main() -> list[Any]:
         agent, engine = probe.make_agent(), probe.engine(token_latency_s=0.0005)
         await engine.start()
-        async with asyncio.TaskGroup() as group:
+        async with serviced(agent), asyncio.TaskGroup() as group:
             killing = group.create_task(kill_agents())
             episodes = [
                 group.create_task(probe.run(make_task(number), agent=agent, engine=engine))

@@ -131,13 +131,13 @@ def check_results(out: Path) -> None:
 
 @pytest.mark.slow
 def test_two_runs_cannot_share_a_pool_file(pulled: Path) -> None:
-    """The second one says which run uses the file, in one line."""
+    """The second one says so in one line."""
     driver = start_rollout(pulled, "run.yaml", "--out", "out")
     try:
         wait_for_control(pulled / "control.json")
         other = start_rollout(pulled, "run.yaml", "agent.control_file=other.json", "--out", "other")
         assert 2 == other.wait(timeout=120)
-        assert "pool.sqlite is in use by the run with the control file" in (pulled / "log").read_text()
+        assert "pool.sqlite is in use by another run" in (pulled / "log").read_text()
     finally:
         driver.kill()
         driver.wait()

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from turnwise_task_pool import agent as pull_agent
+from turnwise_task_pool import attempts as pool_attempts
 from turnwise_task_pool.agent import PoolAgent
+from turnwise_task_pool.attempts import Offer
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.desk import Offer
 
 
 class Attempt:
@@ -44,7 +45,7 @@ def wait(monkeypatch):
                 return SimpleNamespace(fence=fence)
 
             episode = SimpleNamespace(record_metric=lambda _name, _value: None)
-            offer = SimpleNamespace(attempts=queue, result=result, episode=episode)
+            offer = SimpleNamespace(attempts=queue, next_attempt=queue.get, result=result, episode=episode)
             agent = SimpleNamespace(config=PoolConfig(control_file="unused", score_s=1.0))
             return await PoolAgent._wait(agent, offer)
 
@@ -77,10 +78,11 @@ def test_a_later_lease_without_a_session(wait):
     assert attempts[0].is_trained is False
 
 
-def test_an_attempt_that_nobody_has_looked_at_ends_with_the_episode():
+def test_an_attempt_that_nobody_has_looked_at_ends_with_the_episode(monkeypatch):
     """Its calls are refused as those of an ended session, and its records are not trained."""
-    offer = Offer(None, None, None, None, None, None)
+    offer = Offer(None, None, None, None, None, None, None)
     attempt = Attempt(1)
+    monkeypatch.setattr(pool_attempts, "Attempt", Attempt)
     attempt.leased.end = lambda: ended.append(1)
     ended = []
     offer.attempts.put_nowait(attempt)

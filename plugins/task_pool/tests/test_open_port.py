@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,13 +19,13 @@ from turnwise import EpisodeResult, RolloutManager, Status
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.service import DriverServices
 from turnwise.runtime.worker import WorkerComponents
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.replay.request_file import RequestLog
 from turnwise_reported_reward import ReportedReward
-from turnwise_task_pool import desk as pull
-from turnwise_task_pool import make_agent
+from turnwise_task_pool import make_agent, worker
 from turnwise_task_pool.config import PoolConfig
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 
@@ -47,7 +48,8 @@ def run_manager(config: PoolConfig | ExternalConfig, plan: RolloutPlan = PLAN) -
         stop_token_ids=probe_chat().stop_token_ids,
         default_agent="external",
     )
-    with RolloutManager(LocalRuntime(parts.engine, parts), plan) as manager:
+    services = DriverServices({"external": agent.make_service()} if isinstance(config, PoolConfig) else {})
+    with RolloutManager(LocalRuntime(parts.engine, parts, services=services), plan) as manager:
         yield manager
 
 
@@ -60,6 +62,12 @@ class Control:
     def post(self, path: str, **body: object) -> tuple[int, dict[str, Any]]:
         """Return status and content of a reply."""
         return post(self.access["url"] + path, self.access["secret"], body)
+
+    def count_waiting(self) -> int:
+        """Return the number of agents that wait for a lease."""
+        headers = {"Authorization": f"Bearer {self.access['secret']}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.access['url']}/tasks", headers=headers)) as reply:
+            return json.loads(reply.read())["stats"]["waiting"]
 
     def lease(self) -> dict[str, Any]:
         return self.post("/tasks/lease", worker="w", wait_s=30)[1]
@@ -128,7 +136,7 @@ def code_of(reply: tuple[int, dict[str, Any]]) -> tuple[int, str]:
 
 def test_a_session_that_is_no_longer_shown_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A score for it is refused like one for a session that has just ended."""
-    monkeypatch.setattr(pull, "_MAX_ENDED", 0)
+    monkeypatch.setattr(worker, "MAX_ENDED", 0)
     file = tmp_path / "control.json"
     with run_manager(PoolConfig(control_file=file)) as manager:
         control = Control(file)
@@ -154,6 +162,20 @@ def test_an_agent_that_waits_between_two_steps_gets_the_next_episode(tmp_path: P
         call_model(leases[0])
         assert 200 == control.complete(leases[0], 1.0)[0]
         collecting.join()
+
+
+def test_waiting_agents_get_a_reply_when_the_run_ends(tmp_path: Path) -> None:
+    """204 and not a broken connection."""
+    file, replies = tmp_path / "control.json", []
+    with run_manager(PoolConfig(control_file=file)) as manager:
+        control = Control(file)
+        run_one(manager, control, 0)
+        waiting = threading.Thread(target=lambda: replies.append(control.post("/tasks/lease", worker="w", wait_s=50)))
+        waiting.start()
+        while not control.count_waiting():
+            time.sleep(0.01)
+    waiting.join()
+    assert replies == [(204, {})]
 
 
 def test_groups_of_a_run_are_handed_out_together(tmp_path: Path) -> None:

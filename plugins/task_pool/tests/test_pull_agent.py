@@ -13,8 +13,8 @@ from pull_control import Control, error_of
 from session_scenarios import TURNS
 
 from turnwise import Status
-from turnwise_task_pool.desk import PullDesk
-from turnwise_task_pool.shared_pool import SharedPool
+from turnwise_gateway.host import ModelClient
+from turnwise_task_pool.offers import Offers
 from turnwise_task_pool.store import Lease
 
 
@@ -123,7 +123,7 @@ def test_a_lost_agent_is_the_machines_failure(run_with: Callable[..., Any]) -> N
     async def outside(control: Control) -> None:
         leased = await control.lease()
         await control.work(leased)
-        while control.file.exists():  # noqa: ASYNC110 - until the run has ended
+        while not (await control.get("/tasks"))["stats"]["dead"]:  # noqa: ASYNC110 - the pool tells nobody
             await asyncio.sleep(0.02)
 
     (done,) = run_with(outside, lease_s=2.0, max_attempts=1)
@@ -136,27 +136,27 @@ def test_a_lost_agent_is_the_machines_failure(run_with: Callable[..., Any]) -> N
 def test_a_lease_that_expires_before_it_has_a_session(
     run_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, max_attempts: int
 ) -> None:
-    """Its agent gets no lease. The episode continues with the next attempt, or fails after the last one."""
+    """Its agent does not get it, but the lease of the next attempt, or none after the last one."""
     expired = asyncio.Event()
-    end_lost, have_opened = PullDesk.end_lost, SharedPool._have_opened
+    lose, open_session = Offers.lose, Offers.open
 
-    def note_lost(desk: PullDesk, lease: Lease) -> None:
-        end_lost(desk, lease)
+    def note_lost(offers: Offers, lease: Lease) -> None:
+        lose(offers, lease)
         expired.set()
 
-    async def open_late(pool: SharedPool, lease: Lease) -> bool:
+    async def open_late(offers: Offers, lease: Lease) -> ModelClient | None:
         await expired.wait()
-        return await have_opened(pool, lease)
+        return await open_session(offers, lease)
 
-    monkeypatch.setattr(PullDesk, "end_lost", note_lost)
-    monkeypatch.setattr(SharedPool, "_have_opened", open_late)
+    monkeypatch.setattr(Offers, "lose", note_lost)
+    monkeypatch.setattr(Offers, "open", open_late)
 
     async def outside(control: Control) -> None:
         while not control.file.exists():  # noqa: ASYNC110 - the agent and the run know each other by the file alone
             await asyncio.sleep(0.01)
-        await control.post("/tasks/lease", 204, worker="w", wait_s=20)
+        leased = await control.post("/tasks/lease", 200 if max_attempts == 2 else 204, worker="w", wait_s=4)
         if max_attempts == 2:
-            leased = await control.lease()
+            assert leased["lease"]["attempt"] == 2
             await control.work(leased)
             await control.end(leased, score=1.0)
 
@@ -237,22 +237,6 @@ def test_a_session_can_be_read_while_it_runs(run_with: Callable[..., Any]) -> No
     assert ("Hm.", "It is 42.") == (step["reasoning_content"].strip(), step["message"].strip())
     (record,) = done.result.trajectories
     assert step["metrics"]["completion_token_ids"] == record.response_ids[record.response_mask == 1].tolist()
-
-
-def test_waiting_agents_get_a_reply_when_the_port_closes(run_with: Callable[..., Any]) -> None:
-    """204 and not a broken connection, when the last episode has ended."""
-
-    async def outside(control: Control) -> None:
-        leased = await control.lease()
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(control.post("/tasks/lease", 204, worker="late", wait_s=50))
-            await control.work(leased)
-            await control.end(leased, score=1.0)
-            assert {} == await waiting
-
-    (done,) = run_with(outside)
-
-    assert Status.COMPLETED is done.result.status
 
 
 def test_an_episode_that_no_agent_leases_is_timed_out(run_with: Callable[..., Any]) -> None:

@@ -70,25 +70,6 @@ def test_scores_of_turns_lie_on_them_in_any_order(
     assert [(1.0, 0.0), (-1.0,)] == [score.values for score in done.result.scores]
 
 
-@pytest.mark.parametrize("changes", [{"id": 5}, {"content": None}, {"uid": []}, {"more": 1}, None])
-def test_a_wrong_lease_of_another_worker_is_refused(
-    run_with: Callable[..., Any], changes: dict[str, Any] | None
-) -> None:
-    """Workers open sessions for each other; a body that is no lease is a 400, and opens none."""
-    names = {"id": "9-0-9", "worker": "w", "uid": "u", "attempt": 1, "global_step": 0, "rollout_n": 0, "fence": 9}
-    body = {} if changes is None else {**names, "content": {}, "until": 1.0, **changes}
-
-    async def outside(control: Control) -> None:
-        leased = await control.lease()
-        await control.post("/workers/open", 400, **body)
-        await control.work(leased)
-        await control.end(leased, score=1.0)
-
-    (done,) = run_with(outside)
-
-    assert Status.COMPLETED is done.result.status
-
-
 @pytest.mark.parametrize("kind", ["turn", "record"])
 def test_scores_of_a_second_attempt_lie_on_its_records(run_with: Callable[..., Any], kind: str) -> None:
     """The records of a lost attempt have scores of 0."""

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from attrs import evolve
+from pull_control import serviced
 from random_bodies import PULL
 from random_requests import Port, Request, build_probe, check_bodies, send
 
@@ -27,7 +28,7 @@ def run_pull(sent: Sequence[Request], folder: Path) -> Any:
         config = PoolConfig(control_file=str(file))
         agent = make_agent(config, probe_resources())
         probe = build_probe(agent)
-        async with asyncio.TaskGroup() as group, agent_open(agent) as _address:
+        async with serviced(agent), asyncio.TaskGroup() as group, agent_open(agent) as _address:
             episodes = [
                 group.create_task(
                     probe.run(make_task(number), agent=agent, engine=probe.engine(), limits=probe.limits())

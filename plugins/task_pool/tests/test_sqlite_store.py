@@ -11,6 +11,7 @@ import pytest
 
 from turnwise.errors import DataError
 from turnwise_gateway.control.attempt import Verdict
+from turnwise_task_pool.offer_store import OfferStore
 from turnwise_task_pool.sqlite_store import SqliteStore
 from turnwise_task_pool.store import PoolError, PoolTask, State
 
@@ -156,3 +157,24 @@ def test_two_processes_share_a_file(store: SqliteStore) -> None:
     assert {(1.0, 1)} == {(each.score, each.attempt) for each in store.results()}
     assert len(store.results()) == 120
     assert store.changes() != seen
+
+
+def test_an_offer_store_ends_and_reopens_rollouts(tmp_path: Path) -> None:
+    """Rollouts of a run that died are dead; put again, they have all attempts and no result, and fences continue."""
+    store = OfferStore(tmp_path / "pool.sqlite", max_attempts=2)
+    for uid in "abc":
+        store.put(PoolTask(uid=uid), capacity=9)
+    lease, done = (store.lease("w", now=0.0, lease_s=9.0) for _ in range(2))
+    store.complete(done.id, done.fence, now=0.0, score=1.0)
+    store.close()
+
+    again = OfferStore(tmp_path / "pool.sqlite", max_attempts=2)
+    assert ["done", "dead", "dead"] == [str(each.state) for each in again.results()]
+    assert Verdict.LATE is again.complete(lease.id, lease.fence, now=0.0, score=1.0)
+    assert again.put(PoolTask(uid="a"), capacity=1)
+    assert not again.put(PoolTask(uid="c"), capacity=1)
+    fresh = again.lease("w", now=0.0, lease_s=9.0)
+    assert (1, "a") == (fresh.attempt, fresh.uid)
+    assert fresh.fence > done.fence
+    assert ["b", "c"] == [each.uid for each in again.results()]
+    again.close()

@@ -226,62 +226,6 @@ def test_lost_leases_are_told_and_counted(tmp_path: Path, clock: Clock) -> None:
     asyncio.run(run())
 
 
-def test_model_calls_keep_a_lease(tmp_path: Path, clock: Clock) -> None:
-    """A call in flight renews the lease as long as it takes; after it the lease lasts as usual."""
-
-    async def run() -> None:
-        async with pool_in(tmp_path, clock) as pool:
-            await pool.put(PoolTask(uid="a"))
-            lease = await pool.lease("w")
-            async with pool.call_of(lease):
-                for _ in range(10):
-                    await pass_time(pool, clock, LEASE_S / 2)
-                assert len(await pool.leases()) == 1
-            await pass_time(pool, clock, LEASE_S / 2)
-            assert len(await pool.leases()) == 1
-            await pass_time(pool, clock, LEASE_S)
-            assert await pool.leases() == []
-
-    asyncio.run(run())
-
-
-def test_a_long_call_keeps_a_lease(tmp_path: Path, clock: Clock) -> None:
-    """A call of the model or of a tool that takes long does not cost its agent the lease."""
-
-    async def run() -> None:
-        may_end = asyncio.Event()
-
-        async def call(pool: TaskPool, lease: Lease) -> None:
-            async with pool.call_of(lease):
-                await may_end.wait()
-
-        async with pool_in(tmp_path, clock) as pool, asyncio.TaskGroup() as group:
-            await pool.put(PoolTask(uid="a"))
-            group.create_task(call(pool, await pool.lease("w")))
-            for _ in range(10):
-                await pass_time(pool, clock, LEASE_S / 2)
-            assert len(await pool.leases()) == 1
-            may_end.set()
-
-    asyncio.run(run())
-
-
-def test_calls_in_quick_succession_write_seldom(tmp_path: Path, clock: Clock) -> None:
-    """Calls of one moment renew the lease at most once."""
-
-    async def run() -> None:
-        async with pool_in(tmp_path, clock) as pool:
-            await pool.put(PoolTask(uid="a"))
-            lease = await pool.lease("w")
-            clock.now += LEASE_S / 2
-            for _ in range(100):
-                async with pool.call_of(lease):
-                    pass
-            assert pool.counts["heartbeat/accepted"] == 1
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("requeue", [True, False])
 def test_a_restart_keeps_tasks(tmp_path: Path, clock: Clock, requeue: bool) -> None:
     """The next pool continues; its agents keep their leases unless their sessions have died with the first."""

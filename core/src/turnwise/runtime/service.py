@@ -24,6 +24,7 @@ from turnwise.types import JsonObject
 LOOPBACK: Final = "127.0.0.1"
 _END_S: Final = 10.0
 """Seconds for a cancelled call to end; a service that ignores the cancellation must not hold up the run."""
+_SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, str, bytes)
 _CLOSED: Final = "the run ends: its driver answers no calls of workers any more"
 
 CallService = Callable[[str, str, JsonObject], Awaitable[Any]]
@@ -233,8 +234,11 @@ async def _end(tasks: Any) -> None:
 
 def _copy(value: Any) -> Any:
     """Return a copy of plain data; `TypeError` for anything else. Local calls copy too, as processes would."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
+    for kind in _SCALARS:
+        if isinstance(value, kind):
+            return kind(value)  # a subclass, such as that of an enumeration, may be unknown to the receiver
+    if value is None:
+        return None
     if isinstance(value, list | tuple):
         return [_copy(each) for each in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

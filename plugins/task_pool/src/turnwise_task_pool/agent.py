@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from attrs import define, evolve, field
 
 from turnwise import Episode, Resources, State
-from turnwise.errors import InfrastructureError
+from turnwise.errors import ConfigError, InfrastructureError
+from turnwise.protocols import Service, ServiceClient
 from turnwise_gateway.agents.agent import build_parts
 from turnwise_gateway.agents.reported import check_turns, note_score
 from turnwise_gateway.agents.watch import wait_for_agent
-from turnwise_gateway.host import ServerHost
+from turnwise_gateway.host import RunningServer
+from turnwise_gateway.per_loop import PerLoop
 from turnwise_gateway.programs.program import ProgramFailedError
+from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.parts import SessionParts
+from turnwise_task_pool.attempts import Attempt, Offer
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.desk import Attempt, Offer, PullHost
+from turnwise_task_pool.service import PoolService
 from turnwise_task_pool.store import PoolResult
 from turnwise_task_pool.store import State as RolloutState
+from turnwise_task_pool.worker import PoolWorker
 
 
 @define(eq=False)
 class PoolAgent:
     """
     Lets an outside agent run each episode. One object serves many episodes at once.
+
+    The pool and its control port are a service of the driver; here are the sessions, and the port that their model
+    calls come to.
 
     Args:
         config: the control port, and the rules of the sessions.
@@ -38,31 +47,33 @@ class PoolAgent:
     config: PoolConfig
     resources: Resources
     parts: SessionParts = field(init=False)
-    _host: ServerHost = field(init=False)
-    _pull: PullHost = field(init=False)
-    _servers: AsyncExitStack = field(factory=AsyncExitStack, init=False)
+    _service: ServiceClient = field(init=False)
+    _workers: PerLoop[PoolWorker] = field(init=False)
+    _opened: AsyncExitStack = field(factory=AsyncExitStack, init=False)
 
     resumable = False
 
     def __attrs_post_init__(self) -> None:
         self.parts = build_parts(self.config, self.resources)
-        self._host = ServerHost(self.config.model)
-        self._pull = PullHost(self.config.model, self.config)
+        self._workers = PerLoop(self._run)
+
+    def make_service(self) -> Service:
+        return PoolService(self.config)
+
+    def connect(self, service: ServiceClient) -> None:
+        self._service = service
 
     async def open(self) -> dict[str, str]:
-        server = await self._servers.enter_async_context(self._host.serve())
-        desk = await self._servers.enter_async_context(self._pull.serve())
-        return {"agents": server.url, "control": desk.pool.site.url}
+        return {"agents": (await self._opened.enter_async_context(self._workers.use())).server.url}
 
     async def close(self) -> None:
-        await self._servers.aclose()
+        await self._opened.aclose()
 
     async def step(self, episode: Episode) -> State:
         async with (
-            self._host.serve() as server,
-            self._pull.serve() as desk,
+            self._workers.use() as worker,
             asyncio.TaskGroup() as calls,
-            desk.offer(episode, self.parts, server, calls, self.config.keep_requests) as offer,
+            worker.offer(episode, self.parts, calls) as offer,
         ):
             result, attempt = await self._wait(offer)
         await check_conversations(attempt.session.book)
@@ -80,7 +91,7 @@ class PoolAgent:
         """Return the result of an episode and its last attempt."""
         limits = evolve(self.config, idle_s=self.config.score_s)
         while True:
-            attempt = await offer.attempts.get()
+            attempt = await offer.next_attempt()
             is_trained, result = True, None
             try:
                 await wait_for_agent(attempt.wait(), attempt.session, limits)
@@ -94,3 +105,29 @@ class PoolAgent:
             if result is not None and (is_trained or offer.attempts.empty()):
                 return result, attempt
             offer.episode.record_metric("gateway/lost_attempts", 1)
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[PoolWorker]:
+        server = RunningServer(self.config.model, self._server_options())
+        await server.start()
+        try:
+            worker = PoolWorker(self._service, server, self.config)
+            await worker.open()
+            try:
+                yield worker
+            finally:
+                await worker.close()
+        finally:
+            await server.stop()
+
+    def _server_options(self) -> ServerOptions:
+        host, driver_host = self._service.host, self._service.driver_host
+        if not self.config.allow_remote:
+            if host != driver_host:
+                raise ConfigError(
+                    f"agent.allow_remote: a worker runs on {host}, and the control port is on {driver_host}: agents "
+                    "need both, so set it to true, which lets other machines connect"
+                )
+            return ServerOptions()
+        own = self.config.listen_at(host) if host == driver_host else host
+        return ServerOptions(host=own, allow_remote=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise_task_pool.store import Lease, PoolError, PoolResult, State
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # A group keeps its number, so rollouts that become ready again come before those of later groups.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS task_group (
@@ -26,7 +26,6 @@ CREATE TABLE IF NOT EXISTS rollout (
     worker TEXT NOT NULL DEFAULT '',
     until REAL,
     ending TEXT NOT NULL DEFAULT '',
-    runner TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (group_number, rollout_n)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS rollout_state ON rollout (state, group_number, rollout_n);
@@ -42,7 +41,6 @@ CREATE TABLE IF NOT EXISTS result (
     reason TEXT NOT NULL,
     UNIQUE (group_number, rollout_n)
 );
-CREATE TABLE IF NOT EXISTS site (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), control_file TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS last_fence (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), fence INTEGER NOT NULL);
 """
 

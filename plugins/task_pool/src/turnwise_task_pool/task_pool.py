@@ -11,11 +11,10 @@ import asyncio
 import sqlite3
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import ParamSpec, Self, TypeVar
 
 import structlog
@@ -72,9 +71,6 @@ class TaskPool:
     _writer: ThreadPoolExecutor = field(init=False)
     _waiters: deque[_Waiter] = field(factory=deque, init=False)
     _unseen: list[Lease] = field(factory=list, init=False)
-    # Of each lease that this pool handed out: the time of its last renewal.
-    _renewed: dict[str, float] = field(factory=dict, init=False)
-    _calls: Counter[tuple[str, int]] = field(factory=Counter, init=False)
     _changed: asyncio.Event = field(factory=asyncio.Event, init=False)
     _moved: asyncio.Condition = field(factory=asyncio.Condition, init=False)
     _putting: asyncio.Lock = field(factory=asyncio.Lock, init=False)
@@ -202,14 +198,18 @@ class TaskPool:
         except asyncio.CancelledError:
             # The agent left after it got a lease that it cannot have seen.
             if not waiter.answer.cancelled() and (lease := waiter.answer.result()) is not None:
-                self._unseen.append(lease)
-                self._changed.set()
+                self.take_back(lease)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             if waiter in self._waiters:  # it left, or waited in vain
                 self._waiters.remove(waiter)
+
+    def take_back(self, lease: Lease) -> None:
+        """Let others have a lease that its agent cannot have seen; the attempt does not count."""
+        self._unseen.append(lease)
+        self._changed.set()
 
     def send_away(self) -> None:
         """Let the agents that wait go without a lease."""
@@ -218,52 +218,27 @@ class TaskPool:
 
     async def heartbeat(self, lease_id: str, fence: int) -> Verdict:
         """Renew a lease for `lease_s` from now."""
-        now = self.clock()
-        verdict = await self._do(self.store.renew, lease_id, fence, now=now, lease_s=self.lease_s)
-        if verdict is Verdict.ACCEPTED:
-            self._renewed[lease_id] = now
+        verdict = await self._do(self.store.renew, lease_id, fence, now=self.clock(), lease_s=self.lease_s)
         return self._note("heartbeat", verdict)
-
-    @asynccontextmanager
-    async def call_of(self, lease: Lease) -> AsyncIterator[None]:
-        """Renew the lease for a model call of its agent: at the start, and at the end of a long call."""
-        names = lease.id, lease.fence
-        self._calls[names] += 1  # the keeper renews leases with calls in flight
-        try:
-            await self._touch(*names)
-            yield
-        finally:
-            self._calls[names] -= 1
-            if not self._calls[names]:
-                del self._calls[names]
-            if not self._closed:
-                await self._touch(*names)
-
-    async def _touch(self, lease_id: str, fence: int) -> None:
-        # A write for each call would be most of the writes; the lease may be shorter by a quarter instead.
-        if self.clock() - self._renewed.get(lease_id, -inf) >= self.lease_s / 4:
-            await self.heartbeat(lease_id, fence)
 
     async def complete(
         self, lease_id: str, fence: int, *, score: object = None, metrics: Mapping[str, float] | None = None
     ) -> Verdict:
         """End a rollout with a score; None means that it is not scored."""
         end = partial(self.store.complete, lease_id, fence, now=self.clock(), score=score, metrics=metrics)
-        return await self._end("complete", lease_id, end)
+        return await self._end("complete", end)
 
     async def fail(self, lease_id: str, fence: int, *, reason: str, owner: Owner = "agent") -> Verdict:
         """End an attempt that failed."""
         end = partial(self.store.fail, lease_id, fence, now=self.clock(), owner=owner, reason=reason)
-        return await self._end("fail", lease_id, end)
+        return await self._end("fail", end)
 
-    async def _end(self, kind: str, lease_id: str, end: Callable[[], Verdict]) -> Verdict:
+    async def _end(self, kind: str, end: Callable[[], Verdict]) -> Verdict:
         try:
             verdict = await self._do(end)
         finally:
             # Also when the caller leaves: the store ends the lease all the same, before the keeper's next question.
             self._changed.set()
-        if verdict is Verdict.ACCEPTED:
-            self._renewed.pop(lease_id, None)
         return self._note(kind, verdict)
 
     async def find_end(self, lease_id: str) -> Verdict:
@@ -309,20 +284,15 @@ class TaskPool:
         """Wait for a change, the next expiry, or the next look for changes by other processes."""
         until = await self._do(self.store.next_expiry)
         delay = self.poll_s if until is None else min(self.poll_s, max(0.0, until - self.clock()))
-        if self._calls:
-            delay = min(delay, self.lease_s / 8)  # looks at a lease twice between its renewal's turn and its end
         with suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._changed.wait()
 
     async def _end_expired(self) -> bool:
-        """Renew the leases with calls in flight, end those whose time is over, and return whether there were any."""
-        for names in list(self._calls):
-            await self._touch(*names)
+        """End the leases whose time is over, and return whether there were any."""
         lost = await self._do(self.store.expire, now=self.clock())
         for lease in lost:
             self.counts["expired"] += 1
-            self._renewed.pop(lease.id, None)
             if self.on_lost is not None:
                 self.on_lost(lease)
         return bool(lost)
@@ -342,7 +312,6 @@ class TaskPool:
             if not waiter.answer.done():
                 self._waiters.popleft()
                 waiter.answer.set_result(lease)
-                self._renewed[lease.id] = lease.until - self.lease_s
             else:
                 await self._do(self.store.withdraw, lease)
         for waiter in self._waiters:

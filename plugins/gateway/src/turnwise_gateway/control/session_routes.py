@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -49,6 +49,23 @@ async def score_session(
         complete: called with the score of the whole session, which ends it, and with the metrics of all scores.
     """
     body = await read_body(request, {"id", "score", "record", "turn", "metrics"})
+    verdict, report = report_score(session, body)
+    if is_end(verdict, report):
+        verdict = await complete(session, report.score, dict(session.scores.metrics))
+    return tell(verdict)
+
+
+def report_score(session: RecordedSession[Attempted], body: dict[str, Any]) -> tuple[Verdict, ScoreReport]:
+    """
+    Note a score, and end the session if it is scored as a whole.
+
+    Args:
+        session: that is scored.
+        body: of the request.
+
+    Raises:
+        ControlError, RequestError: the body is wrong, or names a turn that the session has not.
+    """
     name, score = body.get("id"), body.get("score")
     if not isinstance(name, str):
         raise ControlError("'id' must be a text")
@@ -63,12 +80,18 @@ async def score_session(
     if report.record is not None and not session.has_record(report.record):
         raise RequestError(404, "unknown", f"the session has no turn in a record {report.record}")
     verdict = session.scores.report(report)
-    if report.target[0] == "session" and verdict in (Verdict.ACCEPTED, Verdict.REPEATED):
-        # The score of the whole session ends it, whoever reports it. A report that was cut off half-way may be
-        # known to the session alone, so a repeated one is passed on too.
+    if is_end(verdict, report):
         session.end()
-        verdict = await complete(session, report.score, dict(session.scores.metrics))
-    return tell(verdict)
+    return verdict, report
+
+
+def is_end(verdict: Verdict, report: ScoreReport) -> bool:
+    """
+    Return whether a report is the score of the whole session, which ends it, whoever reports it.
+
+    A report that was cut off half-way may be known to the session alone, so a repeated one ends it too.
+    """
+    return report.target[0] == "session" and verdict in (Verdict.ACCEPTED, Verdict.REPEATED)
 
 
 def _find_turn(session: RecordedSession[Attempted], turn: object) -> str:
@@ -83,9 +106,14 @@ def _find_turn(session: RecordedSession[Attempted], turn: object) -> str:
 
 def show_session(session: RecordedSession[Attempted], request: web.Request, model: str) -> web.Response:
     """Return the records of a session as JSON, or its transcript in ATIF."""
+    if read_form(request) == "atif":
+        return json_reply(200, export_session(session, model=model))
+    return json_reply(200, describe_session(session))
+
+
+def read_form(request: web.Request) -> str:
+    """Return the form in which a request wants to see a session: `json` or `atif`."""
     form = request.query.get("format", "json")
     if form not in ("json", "atif"):
         raise ControlError(f"'format' must be json or atif: {form!r}")
-    if form == "atif":
-        return json_reply(200, export_session(session, model=model))
-    return json_reply(200, describe_session(session))
+    return form

@@ -71,7 +71,7 @@ def run_one():
     if status != 200:
         return
     lease, uid = leased["lease"], leased["task"]["uid"]
-    note(uid=uid, lease=lease["id"], fence=lease["fence"])
+    note(uid=uid, lease=lease["id"], fence=lease["fence"], url=leased["session"]["openai_base_url"])
     if work(leased):
         score = int("".join(character for character in uid if character.isdigit()))
         while (status := tell(f"/leases/{lease['id']}/complete", fence=lease["fence"], score=score)[0]) == 429:

@@ -1,0 +1,97 @@
+"""`turnwise rollout` on two machines: one pool in the driver serves the workers and the agents of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gateway_rollouts import start_rollout, wait_until, write_rollout
+from machines import Machine, short_folder, two_machines
+
+from turnwise import Status
+from turnwise.record.invariants import check_trajectory
+from turnwise_result_files import read_results
+from turnwise_task_pool.pool_view import PoolView
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+NUM_TASKS = 40
+PORT = 6399
+AGENT = Path(__file__).parent / "programs" / "pull_loop.py"
+PLUGINS = "plugins=[acme_one_reply,chat_templates,gateway,reported_reward,routers,task_pool]"
+
+
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machine, Machine]]:
+    """Two machines with a node of Ray each, and the files of a run."""
+    agent = {"name": "task_pool", "control_file": "control.json", "pool_file": "out/pool.sqlite", "lease_s": 30.0}
+    write_rollout(tmp_path, NUM_TASKS, agent, max_in_flight=NUM_TASKS)
+    paths = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of the nodes and of the driver
+    environment = os.environ | {"PYTHONPATH": paths}
+    with short_folder() as folder, two_machines(environment) as (first, second):
+        first.start_ray("--head", "--port", str(PORT), "--include-dashboard=false", "--temp-dir", str(folder))
+        wait_until(lambda: first.count_nodes(f"{first.host}:{PORT}") == 1, lambda: "Ray does not start")
+        second.start_ray("--address", f"{first.host}:{PORT}")
+        wait_until(lambda: first.count_nodes(f"{first.host}:{PORT}") == 2, lambda: "the second node does not join")
+        yield first, second
+
+
+def overrides(first: Machine) -> list[str]:
+    """Return the options of a run on both machines, with two workers on each."""
+    ray = f"address: '{first.host}:{PORT}', trusted_network: true, heartbeat_s: 0.5, heartbeat_timeout_s: 20"
+    rest = "max_restarts: 20, start_timeout_s: 120, backoff_s: 0.2, window: 6"
+    return [PLUGINS, f"runtime={{name: ray, num_workers: 4, num_replicas: 2, ray: {{{ray}, {rest}}}}}"]
+
+
+def hosts_of(logs: list[Path]) -> Counter[str]:
+    """Return the number of leases by the address of the worker that ran them."""
+    lines = [json.loads(line) for log in logs for line in log.read_text().splitlines() if line.endswith("}")]
+    return Counter(line["url"].split("/")[2].partition(":")[0] for line in lines if "url" in line)
+
+
+def test_a_machine_is_lost(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """Its workers and agents are gone in mid-run; each episode ends once, with the score of its own agent."""
+    first, second = machines
+    out, logs = tmp_path / "out", [tmp_path / f"agent{number}.log" for number in range(4)]
+    partial, text = out / "trajectories.parquet.partial", (tmp_path / "log").read_text
+    lengths = ["rollout.prompt_length=4096", "rollout.response_length=4096"]  # the agents have tools
+    arguments = [*overrides(first), *lengths, "agent.allow_remote=true", "--out", "out"]
+    driver = start_rollout(tmp_path, "run.yaml", *arguments, before=first.before)
+    try:
+        wait_until(lambda: driver.poll() is not None or (tmp_path / "control.json").exists(), text)
+        for number, log in enumerate(logs):
+            machines[number % 2].start(sys.executable, AGENT, tmp_path / "control.json", log)
+        wait_until(lambda: driver.poll() is not None or (partial.exists() and len(read_results(partial)) >= 8), text)
+        assert driver.poll() is None, text()
+        assert set(hosts_of([log for log in logs if log.exists()])) == {first.host, second.host}
+        second.kill()
+        assert driver.wait(timeout=240) == 0, text()
+    finally:
+        driver.kill()
+        driver.wait()
+    results = read_results(out)
+    assert sorted(result.task.uid for result in results) == sorted(f"task-{number}" for number in range(NUM_TASKS))
+    for result in results:
+        assert (Status.COMPLETED, float(result.task.uid.partition("-")[2])) == (result.status, result.reward)
+        for trajectory in result.trajectories:
+            check_trajectory(trajectory)
+    in_pool = PoolView(out / "pool.sqlite").results()
+    assert Counter(each.uid for each in in_pool).most_common(1)[0][1] == 1
+    assert sorted(each.score for each in in_pool if str(each.state) == "done") == list(range(NUM_TASKS))
+    assert not (tmp_path / "control.json").exists()
+
+
+def test_loopback_ports_on_two_machines_are_refused(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """A line that names the option, and exit code 2."""
+    first, second = machines
+    with start_rollout(tmp_path, "run.yaml", *overrides(first), "--out", "out", before=first.before) as driver:
+        code = driver.wait(timeout=240)
+    text = (tmp_path / "log").read_text()
+    assert code == 2, text
+    assert f"agent.allow_remote: a worker runs on {second.host}, and the control port is on {first.host}" in text
+    assert "Traceback" not in text

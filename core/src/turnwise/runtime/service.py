@@ -163,7 +163,7 @@ class RemoteServices:
 
     Attributes:
         host: address of this machine for the other machines of the run.
-        driver_host: that of the driver's machine.
+        driver_host: address of the driver's machine, in the same form.
     """
 
     host: str = LOOPBACK

@@ -20,6 +20,8 @@ from turnwise_task_pool.pool_view import PoolView
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 NUM_TASKS = 40
+FREE = 3
+"""Leases of each agent before the one that it keeps until the machine is lost."""
 PORT = 6399
 AGENT = Path(__file__).parent / "programs" / "pull_loop.py"
 PLUGINS = "plugins=[acme_one_reply,chat_templates,gateway,reported_reward,routers,task_pool]"
@@ -28,7 +30,7 @@ PLUGINS = "plugins=[acme_one_reply,chat_templates,gateway,reported_reward,router
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machine, Machine]]:
     """Two machines with a node of Ray each, and the files of a run."""
-    agent = {"name": "task_pool", "control_file": "control.json", "pool_file": "out/pool.sqlite", "lease_s": 30.0}
+    agent = {"name": "task_pool", "control_file": "control.json", "pool_file": "out/pool.sqlite", "lease_s": 10.0}
     write_rollout(tmp_path, NUM_TASKS, agent, max_in_flight=NUM_TASKS)
     paths = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of the nodes and of the driver
@@ -50,30 +52,35 @@ def overrides(first: Machine) -> list[str]:
 
 def hosts_of(logs: list[Path]) -> Counter[str]:
     """Return the number of leases by the address of the worker that ran them."""
-    lines = [json.loads(line) for log in logs for line in log.read_text().splitlines() if line.endswith("}")]
+    texts = [log.read_text() for log in logs if log.exists()]
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.endswith("}")]
     return Counter(line["url"].split("/")[2].partition(":")[0] for line in lines if "url" in line)
 
 
 def test_a_machine_is_lost(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     """Its workers and agents are gone in mid-run; each episode ends once, with the score of its own agent."""
     first, second = machines
+    go = tmp_path / "go"
     out, logs = tmp_path / "out", [tmp_path / f"agent{number}.log" for number in range(4)]
-    partial, text = out / "trajectories.parquet.partial", (tmp_path / "log").read_text
+    text = (tmp_path / "log").read_text
     lengths = ["rollout.prompt_length=4096", "rollout.response_length=4096"]  # the agents have tools
     arguments = [*overrides(first), *lengths, "agent.allow_remote=true", "--out", "out"]
     driver = start_rollout(tmp_path, "run.yaml", *arguments, before=first.before)
     try:
         wait_until(lambda: driver.poll() is not None or (tmp_path / "control.json").exists(), text)
         for number, log in enumerate(logs):
-            machines[number % 2].start(sys.executable, AGENT, tmp_path / "control.json", log)
-        wait_until(lambda: driver.poll() is not None or (partial.exists() and len(read_results(partial)) >= 8), text)
+            machines[number % 2].start(sys.executable, AGENT, tmp_path / "control.json", log, FREE, go)
+        wait_until(lambda: driver.poll() is not None or hosts_of(logs).total() == len(logs) * (FREE + 1), text)
         assert driver.poll() is None, text()
-        assert set(hosts_of([log for log in logs if log.exists()])) == {first.host, second.host}
-        second.kill()
+        assert set(hosts_of(logs)) == {first.host, second.host}
+        second.kill()  # each agent has a lease now, and half of the agents are on this machine
+        go.touch()
         assert driver.wait(timeout=240) == 0, text()
     finally:
         driver.kill()
         driver.wait()
+    counts = next(json.loads(line) for line in text().splitlines() if '"event": "episodes in all"' in line)
+    assert counts["retried"] > 0
     results = read_results(out)
     assert sorted(result.task.uid for result in results) == sorted(f"task-{number}" for number in range(NUM_TASKS))
     for result in results:

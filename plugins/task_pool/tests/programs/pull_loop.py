@@ -1,7 +1,8 @@
 """
 An agent that leases episodes for ever; the number at the end of a task's uid is its score.
 
-Writes a line for each lease, and each status of its news, to a file.
+Writes a line for each lease, and each status of its news, to a file. With a number and a file as further arguments, it
+keeps every lease after so many as it is until the file exists.
 """
 
 import json
@@ -12,6 +13,8 @@ import urllib.request
 from pathlib import Path
 
 CONTROL, LOG = Path(sys.argv[1]), Path(sys.argv[2])
+FREE, GO = (int(sys.argv[3]), Path(sys.argv[4])) if len(sys.argv) > 3 else (0, Path("/"))
+LEASES = []
 TOOLS = [
     {
         "type": "function",
@@ -72,6 +75,9 @@ def run_one():
         return
     lease, uid = leased["lease"], leased["task"]["uid"]
     note(uid=uid, lease=lease["id"], fence=lease["fence"], url=leased["session"]["openai_base_url"])
+    LEASES.append(lease["id"])
+    while len(LEASES) > FREE and not GO.exists():
+        time.sleep(0.02)
     if work(leased):
         score = int("".join(character for character in uid if character.isdigit()))
         while (status := tell(f"/leases/{lease['id']}/complete", fence=lease["fence"], score=score)[0]) == 429:

@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Path:
     make_site(tmp_path)
     config = yaml.safe_load(CONFIG)
     pull = {"control_file": "control.json", "pool_file": "pool.sqlite", "lease_s": 300.0}
-    config |= {"agent": {"name": "external", "max_calls": 3, "pull": pull}, "reward": "reported"}
+    config |= {"agent": {"name": "task_pool", "max_calls": 3, **pull}, "reward": "reported"}
     del config["data"]["validation_path"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     return tmp_path

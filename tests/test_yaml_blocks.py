@@ -63,7 +63,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "docs/how-to/use-a-model.md#1": ("model.path: there is no file", _FILE),
     "docs/how-to/use-your-data.md#4": ("train.parquet: no such file", _FILE),
     "docs/how-to/use-your-data.md#5": ("math.parquet: no such file", _FILE),
-    "docs/how-to/use-your-data.md#6": ("unknown task source 'reasoning_gym'", _PART),
     "docs/how-to/wrap-a-part.md#4": ("limits: unknown key", _PART),
     "docs/how-to/write-a-group-reward.md#4": ("unknown group reward 'majority'", _PART),
     "docs/how-to/write-a-reasoning-parser.md#5": ("unknown reasoning parser 'answer_tags'", _PART),

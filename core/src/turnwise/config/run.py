@@ -98,8 +98,8 @@ class DataConfig:
 
     Attributes:
         path: file with one task a row; `package:NAME/FILE` for one that an installed package ships; or `SOURCE:TEXT`,
-            such as `reasoning_gym:chain_sum?size=500`, for the rows of a registered task source. A file that exists
-            comes before a source of the same spelling.
+            such as `my_puzzles:easy?size=500`, for the rows of a registered task source. A file that exists comes
+            before a source of the same spelling.
         sources: several of these in place of `path`, with a weight each.
         validation_path: the same for validation.
         format: how the files are written; `auto` goes by their endings.

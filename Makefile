@@ -19,7 +19,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 # each process compiles all sources again, and the collection of the tests takes about twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-train quick test test-slow test-failed simulate repeat promises ends test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
+.PHONY: demo demo-real demo-train quick test test-slow test-failed simulate repeat promises ends test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,6 +33,10 @@ $(READY): constraints.txt requirements-dev.txt core/pyproject.toml $(wildcard li
 
 demo: $(READY)  ## multi-turn tool episodes with the tiny model, no download
 	$(BIN)/turnwise rollout examples/calculator.yaml --out $(DEMO_OUT) --overwrite
+
+demo-real: $(READY)  ## real tasks with a real model of 135 M weights; the first run downloads 93 MB and converts for minutes
+	$(BIN)/python examples/fetch_smollm2.py
+	$(BIN)/turnwise rollout examples/real_single_turn.yaml --out runs/real --overwrite
 
 demo-train: $(READY)  ## GRPO with the tiny model on two CPU cores: curve and table in runs/train
 	$(BIN)/turnwise train examples/train_calculator.yaml --out runs/train --overwrite

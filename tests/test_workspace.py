@@ -172,7 +172,7 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
         for extra, lines in project["optional-dependencies"].items()
     }
     named = set()
-    host = load(PluginRecipe(allow=(*PLUGINS, "chat_templates", "testing")))
+    host = load(PluginRecipe(allow=(*PLUGINS, "chat_templates", "task_files", "testing")))
     for kind in (
         "adapters",
         "agents",
@@ -182,6 +182,7 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
         "observers",
         "reasoning_parsers",
         "routers",
+        "task_sources",
         "tool_parsers",
     ):
         for entry in host.registry(kind).entries().values():

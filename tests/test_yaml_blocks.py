@@ -72,6 +72,8 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "docs/how-to/write-a-tool-parser.md#6": ("unknown tool parser 'react_lines'", _PART),
     "docs/how-to/write-a-weight-transport.md#4": ("unknown weight transport 'object_store'", _PART),
     "docs/how-to/write-an-adapter.md#5": (_NO_FILE, _CODE),
+    "docs/how-to/write-a-task-source.md#4": ("unknown task source 'countdowns'", _PART),
+    "docs/how-to/write-a-task-source.md#5": ("unknown task source 'countdowns'", _PART),
     "docs/tutorial/first-agent-plugin.md#4": ("unknown agent 'self_check'", _PART),
     "plugins/environments/README.md#1": ("cannot be imported: No module named 'verifiers'", "a package of others"),
     "plugins/mcp_tools/README.md#0": (_NO_FILE, _FILE),
@@ -87,6 +89,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "examples/from_verl/after/tools.yaml": (_CLASSES, _TOOLS),
     "examples/from_verl/before/tools.yaml": (_CLASSES, _TOOLS),
     "examples/coding_cli/rollout.yaml": ("model.path: there is no directory", _MODEL),
+    "examples/real_single_turn.yaml": ("model.path: there is no file", _MODEL),
 }
 """The text of the refusal of a block or an example, on one runtime or on both, and its reason."""
 

@@ -45,7 +45,7 @@ def error_of(capsys, *arguments: str) -> str:
 
 def test_every_registry_has_a_kind():
     """A new hook needs a template."""
-    assert {kind.registry for kind in KINDS.values()} == {*REGISTRIES, "environments", "wrappers"}
+    assert {kind.registry for kind in KINDS.values()} == {*REGISTRIES, "environments", "task_sources", "wrappers"}
     assert sorted(KINDS) == list(KINDS)
 
 

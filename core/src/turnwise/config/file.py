@@ -92,6 +92,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def anchor_if_set(path: str | None) -> str | None:
         return None if path is None else anchor(path)
 
+    def anchor_tasks(path: str) -> str:
+        return path if config.is_task_source(path) else anchor(path)
+
     def anchor_model(model: ModelConfig) -> ModelConfig:
         path = model.path
         if path is not None and not config.is_on_hub(model):
@@ -106,9 +109,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         judge=None if judge is None else evolve(judge, model=anchor_model(judge.model)),
         data=evolve(
             data,
-            path=anchor_if_set(data.path),
-            sources=tuple(evolve(source, path=anchor(source.path)) for source in data.sources),
-            validation_path=anchor_if_set(data.validation_path),
+            path=None if data.path is None else anchor_tasks(data.path),
+            sources=tuple(evolve(source, path=anchor_tasks(source.path)) for source in data.sources),
+            validation_path=None if data.validation_path is None else anchor_tasks(data.validation_path),
         ),
         tools_file=anchor_if_set(config.tools_file),
     )

@@ -40,6 +40,8 @@ SCHEMA: Final = "turnwise_schema"
 
 PACKAGE: Final = "package:"
 """Prefix of a path inside an installed package."""
+TASK_SOURCE: Final = re.compile(r"\w[\w.-]+:.*", re.DOTALL)
+"""Paths of tasks that name a registered source. Its name has two letters, so the drive of a Windows path is none."""
 _MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 FILE_END: Final = ".py"
 GIVEN: Final = "object:"

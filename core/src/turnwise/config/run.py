@@ -8,6 +8,7 @@ documentation here appears in editors through the JSON schema that `turnwise con
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from turnwise.config.parts import (
     MODULE_PATTERN,
     PACKAGE,
     SCHEMA,
+    TASK_SOURCE,
     Choice,
     ModelConfig,
     Options,
@@ -68,7 +70,8 @@ class DataSource:
     Attributes:
         path: as `data.path`.
         weight: of the file's tasks in a training, relative to the other weights; a rollout runs every row once.
-        name: `data_source` of rows that have none; null is the file's name without its ending.
+        name: `data_source` of rows that have none; null is the file's name without its ending, or the path of a task
+            source without its options.
         columns: in place of `data.columns`; null keeps them.
         limit: most rows that are used; null uses all.
     """
@@ -82,7 +85,10 @@ class DataSource:
     @property
     def label(self) -> str:
         """`name`, or its default."""
-        return PurePosixPath(self.path).stem if self.name is None else self.name
+        if self.name is not None:
+            return self.name
+        path = self.path.partition("?")[0] if TASK_SOURCE.match(self.path) else self.path
+        return PurePosixPath(path).stem
 
 
 @frozen(kw_only=True)
@@ -91,8 +97,10 @@ class DataConfig:
     The tasks of a run.
 
     Attributes:
-        path: file with one task a row, or `package:NAME/FILE` for one that an installed package ships.
-        sources: several files in place of `path`, with a weight each.
+        path: file with one task a row; `package:NAME/FILE` for one that an installed package ships; or `SOURCE:TEXT`,
+            such as `my_puzzles:easy?size=500`, for the rows of a registered task source. A file that exists comes
+            before a source of the same spelling.
+        sources: several of these in place of `path`, with a weight each.
         validation_path: the same for validation.
         format: how the files are written; `auto` goes by their endings.
         columns: the files' names of understood columns, such as `prompt: question` and `ground_truth: answer`. Null
@@ -276,6 +284,12 @@ class RunConfig:
         if path.startswith(PACKAGE):
             return _in_package(path)
         return self.base_dir / Path(path).expanduser()
+
+    def is_task_source(self, path: str) -> bool:
+        """Return whether a path of tasks names a registered source: it has the form `SOURCE:TEXT` and is no file."""
+        if path.startswith(PACKAGE) or not TASK_SOURCE.match(path):
+            return False
+        return not os.path.exists(self.locate(path))  # `Path.exists` raises for a text too long for a file's name
 
     def model_source(self, model: ModelConfig | None = None) -> ModelSource | None:
         """Return where the model, or another of this config, is to be found; None without a path."""

@@ -34,10 +34,10 @@ from turnwise.options import DataColumn
 from turnwise.types import Task
 from turnwise_task_files.messages import kind_of, take_messages
 from turnwise_task_files.odd_rows import warn_of_odd_rows
-from turnwise_task_files.row_files import FORMATS, read_rows
+from turnwise_task_files.row_files import FORMATS, Located, read_rows
 from turnwise_task_files.values import as_integer, as_object, as_text, encodable, plain, without_nulls
 
-__all__ = ["FORMATS", "read_tasks", "task_from_row"]
+__all__ = ["FORMATS", "read_tasks", "take_tasks", "task_from_row"]
 
 _UID_CHARACTERS: Final = 16
 _READ_COLUMNS: Final = frozenset(
@@ -76,18 +76,32 @@ def read_tasks(
         DataError: the file cannot be read, or a row of it is no task; the text names the file and the row.
     """
     file = Path(path)
+    found = read_rows(file, format)
+    return take_tasks(str(file), found, offset=offset, limit=limit, shuffle_seed=shuffle_seed, columns=columns)
+
+
+def take_tasks(
+    place: str,
+    found: Iterator[Located],
+    *,
+    offset: int = 0,
+    limit: int | None = None,
+    shuffle_seed: int | None = None,
+    columns: Mapping[DataColumn, str | None] | None = None,
+) -> list[Task]:
+    """Return the tasks of the rows that were found in a place, such as a file; see `read_tasks`."""
     if offset < 0:
-        raise DataError(f"{file}: 'offset' must be at least 0, not {offset}")
+        raise DataError(f"{place}: 'offset' must be at least 0, not {offset}")
     if limit is not None and limit < 1:
-        raise DataError(f"{file}: 'limit' must be at least 1, not {limit}")
+        raise DataError(f"{place}: 'limit' must be at least 1, not {limit}")
     stop = None if limit is None else min(offset + limit, sys.maxsize)
-    rows = list(islice(_tasks(file, format, columns or {}), stop if shuffle_seed is None else None))
+    rows = list(islice(_tasks(found, columns or {}), stop if shuffle_seed is None else None))
     if not rows:
-        raise DataError(f"{file}: holds no rows")
+        raise DataError(f"{place}: holds no rows")
     if shuffle_seed is not None:
         random.Random(shuffle_seed).shuffle(rows)
     if offset >= len(rows):
-        raise DataError(f"{file}: 'offset' {offset} is past its {len(rows)} rows")
+        raise DataError(f"{place}: 'offset' {offset} is past its {len(rows)} rows")
     chosen = sorted(rows[offset:stop], key=lambda row: row.number)  # the warnings name the first row of the file
     warn_of_odd_rows([(row.where, row.task.messages, row.holes) for row in chosen])
     return [row.task for row in rows[offset:stop]]
@@ -159,12 +173,12 @@ class _Row:
     holes: tuple[str, ...]
 
 
-def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str | None]) -> Iterator[_Row]:
+def _tasks(found: Iterator[Located], columns: Mapping[DataColumn, str | None]) -> Iterator[_Row]:
     renamed = {name: column for name, column in columns.items() if column is not None}
     first_seen: dict[str, str] = {}
     indexes = _Indexes()
     repeats: Counter[str] = Counter()
-    for number, (where, row) in enumerate(read_rows(file, format)):
+    for number, (where, row) in enumerate(found):
         if not isinstance(row, Mapping):
             raise DataError(f"{where}: expected an object, got {kind_of(row)}")
         if missing := sorted(set(renamed.values()) - set(row)):

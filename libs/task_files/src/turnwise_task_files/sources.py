@@ -1,16 +1,20 @@
-"""The tasks of a run: the files that the section `data` of its config names."""
+"""The tasks of a run: the files and the task sources that the section `data` of its config names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from turnwise import RunConfig, Task
+from turnwise.config.resolve import load_plugins
 from turnwise.errors import ConfigError
 from turnwise.options import DataColumn
-from turnwise_task_files.rows import read_tasks
+from turnwise.plugin.host import Host
+from turnwise_task_files.rows import read_tasks, take_tasks
+from turnwise_task_files.source_texts import describe_rows, read_source_rows
 
 _VERL_SINGLE_TURN: Final = "single_turn_agent"
 """The name that verl's data sets have for `single_turn`; a config may give it to another agent."""
@@ -26,22 +30,18 @@ def load_sources(config: RunConfig) -> list[list[Task]]:
     Read the tasks of a run: its data set, or the validation set where `rollout.validation` is true.
 
     Returns:
-        The tasks of each of `data.sources`, or of the only file. Their uids differ: a later source's name is added to
+        The tasks of each of `data.sources`, or of the only path. Their uids differ: a later source's name is added to
         a uid that an earlier one has. Rows of verl's agent `single_turn_agent` name `single_turn`, unless the config
         has an agent of verl's name.
 
     Raises:
         ConfigError: `rollout.validation` is true, but the config names no validation set.
-        DataError: a file cannot be read, or a row does not fit.
+        DataError: a file cannot be read, a row does not fit, or a task source refuses its text.
+        PluginError: a task source is unknown or fails.
     """
-    data = config.data
-    path = data.path
-    if config.rollout.validation:
-        if data.validation_path is None:
-            raise ConfigError("rollout.validation is true, but data.validation_path is not set")
-        path = data.validation_path
-    if path is not None:
-        return [_read_tasks(config, path, data.columns, data.limit, data.offset)]
+    data, reader = config.data, _Reader(config)
+    if (path := _only_path(config)) is not None:
+        return [reader.read(path, data.columns, data.limit, data.offset)]
     found: list[list[Task]] = []
     seen: set[str] = set()
     for source in data.sources:
@@ -52,24 +52,66 @@ def load_sources(config: RunConfig) -> list[list[Task]]:
                 uid=f"{task.uid}-{label}" if task.uid in seen else task.uid,
                 data_source=task.data_source or label,
             )
-            for task in _read_tasks(config, source.path, columns, source.limit)
+            for task in reader.read(source.path, columns, source.limit)
         ]
         found.append(tasks)
         seen.update(task.uid for task in tasks)
     return found
 
 
-def _read_tasks(
-    config: RunConfig, path: str, columns: Mapping[DataColumn, str | None], limit: int | None, offset: int = 0
-) -> list[Task]:
-    tasks = read_tasks(
-        config.locate(path),
-        format=None if config.data.format == "auto" else config.data.format,
-        limit=limit,
-        offset=offset,
-        shuffle_seed=config.rollout.seed if config.data.shuffle else None,
-        columns=columns,
-    )
-    if _VERL_SINGLE_TURN in {config.agent.name, *config.agents}:
-        return tasks
-    return [evolve(each, agent_name="single_turn") if each.agent_name == _VERL_SINGLE_TURN else each for each in tasks]
+def describe_sources(config: RunConfig) -> list[str]:
+    """
+    Return a line for each path of a run's tasks. No file is read, and no task source makes rows.
+
+    Raises:
+        ConfigError, DataError, PluginError: as `load_sources`, as far as this is known without the rows.
+    """
+    path, reader = _only_path(config), _Reader(config)
+    return [
+        reader.describe(each) for each in ([source.path for source in config.data.sources] if path is None else [path])
+    ]
+
+
+def _only_path(config: RunConfig) -> str | None:
+    """Return the path of the tasks; None if they have several."""
+    data = config.data
+    if not config.rollout.validation:
+        return data.path
+    if data.validation_path is None:
+        raise ConfigError("rollout.validation is true, but data.validation_path is not set")
+    return data.validation_path
+
+
+@frozen(slots=False)
+class _Reader:
+    """Reads the paths of a config."""
+
+    config: RunConfig
+
+    def read(
+        self, path: str, columns: Mapping[DataColumn, str | None], limit: int | None, offset: int = 0
+    ) -> list[Task]:
+        """Return the tasks of a file or of a task source."""
+        config = self.config
+        seed = config.rollout.seed if config.data.shuffle else None
+        if config.is_task_source(path):
+            rows = read_source_rows(self._host, path)
+            tasks = take_tasks(path, rows, offset=offset, limit=limit, shuffle_seed=seed, columns=columns)
+        else:
+            form = None if config.data.format == "auto" else config.data.format
+            file = config.locate(path)
+            tasks = read_tasks(file, format=form, offset=offset, limit=limit, shuffle_seed=seed, columns=columns)
+        if _VERL_SINGLE_TURN in {config.agent.name, *config.agents}:
+            return tasks
+        return [
+            evolve(each, agent_name="single_turn") if each.agent_name == _VERL_SINGLE_TURN else each for each in tasks
+        ]
+
+    def describe(self, path: str) -> str:
+        """Return one line about the rows of a path."""
+        config = self.config
+        return describe_rows(self._host, path) if config.is_task_source(path) else f"file {config.locate(path)}"
+
+    @cached_property
+    def _host(self) -> Host:
+        return load_plugins(self.config)

@@ -6,6 +6,7 @@ from turnwise_testing.checks.group_reward import GroupExample as GroupExample
 from turnwise_testing.checks.interaction import InteractionProbe as InteractionProbe
 from turnwise_testing.checks.postprocessor import PostprocessorProbe as PostprocessorProbe
 from turnwise_testing.checks.reward import RewardExample as RewardExample
+from turnwise_testing.checks.task_source import TaskSourceExample as TaskSourceExample
 from turnwise_testing.checks.tool import ToolExample as ToolExample
 from turnwise_testing.engines.bigram import BigramEngine as BigramEngine
 from turnwise_testing.engines.scripted import (
@@ -83,6 +84,9 @@ from turnwise_testing.suites.parts import (
 )
 from turnwise_testing.suites.parts import (
     RouterSuite as RouterSuite,
+)
+from turnwise_testing.suites.parts import (
+    TaskSourceSuite as TaskSourceSuite,
 )
 from turnwise_testing.suites.parts import (
     ToolSuite as ToolSuite,

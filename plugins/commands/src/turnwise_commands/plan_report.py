@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +21,7 @@ from turnwise.models.inspection import inspect_model
 from turnwise.protocols.command import OK
 from turnwise.terminal import write_output
 from turnwise.types import JsonDict
-from turnwise_task_files import load_tasks
+from turnwise_task_files import describe_sources, load_tasks
 
 
 def print_plan(arguments: argparse.Namespace) -> int:
@@ -30,12 +30,13 @@ def print_plan(arguments: argparse.Namespace) -> int:
     placement = plan_placement(config)
     if not arguments.placement_only:
         check_run(config, host, load_tasks(config))
-    model = _describe_model(config, host)
+    model, tasks = _describe_model(config, host), describe_sources(config)
     if arguments.json:
-        plan = plan_as_json(placement, config.memory) | {"open_files": plan_open_files(config), "model": model}
+        plan = plan_as_json(placement, config.memory)
+        plan |= {"open_files": plan_open_files(config), "model": model, "tasks": tasks}
         write_output(json.dumps(plan, indent=2) + "\n")
     else:
-        Console().print(_table(placement, config.memory, model, plan_open_files(config)))
+        Console().print(_table(placement, config.memory, model, tasks, plan_open_files(config)))
     return OK
 
 
@@ -112,7 +113,9 @@ def _describe_model(config: RunConfig, host: Host) -> str:
         return f"not on this machine: {error}"
 
 
-def _table(placement: RunPlacement, memory: MemoryConfig, model: str, open_files: Mapping[str, int]) -> Table:
+def _table(
+    placement: RunPlacement, memory: MemoryConfig, model: str, tasks: Sequence[str], open_files: Mapping[str, int]
+) -> Table:
     table = Table(show_header=False)
     table.add_column("name", no_wrap=True)
     table.add_column("value")
@@ -121,6 +124,7 @@ def _table(placement: RunPlacement, memory: MemoryConfig, model: str, open_files
     memory_row = ("memory", shared if memory.mode == "hybrid" else kept)
     rows = [
         ("model", model),
+        ("tasks", "\n".join(tasks)),
         *_pool_rows(placement),
         *_run_rows(placement),
         memory_row,

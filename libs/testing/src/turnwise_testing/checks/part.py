@@ -86,6 +86,7 @@ KINDS: Final[Mapping[str, str]] = {
     "reasoning_parsers": "reasoning:REASONING_PARSERS",
     "rewards": "reward:REWARDS",
     "routers": "router:ROUTERS",
+    "task_sources": "task_source:TASK_SOURCES",
     "tools": "tool:TOOLS",
     "weight_transports": "transport:WEIGHT_TRANSPORTS",
 }

@@ -63,6 +63,12 @@ KINDS: Mapping[str, PartKind] = {
     ),
     "reward": PartKind(registry="rewards", label="reward", usage="reward: NAME"),
     "router": PartKind(registry="routers", label="router", usage="router: NAME"),
+    "task_source": PartKind(
+        registry="task_sources",
+        label="task source",
+        usage="data: {path: 'NAME:small?size=100'}",
+        requires="turnwise-task-files",
+    ),
     "tool": PartKind(registry="tools", label="tool", usage="tools: [NAME]"),
     "transport": PartKind(
         registry="weight_transports",

@@ -201,6 +201,21 @@ class RouterSuite(PartSuite):
     kind = "routers"
 
 
+class TaskSourceSuite(PartSuite):
+    """
+    The conformance suite of task sources. Must be overridden::
+
+        @pytest.fixture
+        def examples(self):
+            return (
+                TaskSourceExample(text="small?size=20", num_rows=20),
+                TaskSourceExample(text="tiny", error="known: small, large"),
+            )
+    """
+
+    kind = "task_sources"
+
+
 class ToolSuite(PartSuite):
     """
     The conformance suite of tools and sets of tools. Must be overridden::

@@ -1,0 +1,94 @@
+"""
+A process with reasoning-gym, run as ``python -m turnwise_reasoning_gym.gym_process describe|rows|score [TIMEOUT_S]``.
+
+It reads lines of JSON and answers with lines of JSON. A timer ends it when scoring takes too long: nothing handles the
+timer's signal, so no loop of a library outlives it. Answers of a model are scored with no right to write files or to
+start programs, which guards against accidents and not against an attacker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import IO, Final
+
+from turnwise.errors import DataError
+from turnwise.types import JsonDict
+
+_REFUSED: Final = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.")
+_ALLOWED: Final = ("os.listdir", "os.scandir", "os.walk", "os.fspath")
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    answers = _reserve_stdout()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a parent that ignores the signal passes that on
+    logging.disable(logging.CRITICAL)
+    from turnwise_reasoning_gym import data_sets
+
+    # Nobody reads the pipe of errors after the start, and a full one would stop this process.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    def write(answer: JsonDict) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    if sys.argv[1] == "score":
+        _score_all(write, float(sys.argv[2]))
+        return
+    for line in sys.stdin:
+        try:
+            mixture = data_sets.Mixture.read(**json.loads(line))
+            if sys.argv[1] == "describe":
+                write({"line": mixture.describe()})
+                continue
+            for row in mixture.rows():
+                write(row)
+            write({})
+        except DataError as error:
+            write({"error": str(error)})
+
+
+def _score_all(write: Callable[[JsonDict], None], timeout_s: float) -> None:
+    from turnwise_reasoning_gym import data_sets
+
+    guarded = False
+    for line in sys.stdin:
+        request = json.loads(line)
+        data_sets.prepare(request)  # it reads files of the package, and needs its time once
+        if not guarded:
+            _guard()
+            guarded = True
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        value = data_sets.score(request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        write({"score": value})
+
+
+def _reserve_stdout() -> IO[str]:
+    """Return standard output for answers only; what libraries print goes nowhere."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return answers
+
+
+def _guard() -> None:
+    """Refuse what no scoring needs, and what a text that is evaluated could do by accident."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # pipes have no size
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, _arguments: tuple[object, ...]) -> None:
+    if event.startswith(_REFUSED) and event not in _ALLOWED:
+        raise PermissionError(event)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Tasks and scores of reasoning-gym, through the source, the reward and the command line."""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.cli import main
+from turnwise.errors import DataError
+from turnwise_reasoning_gym.processes import GymProcess
+from turnwise_reasoning_gym.reward import find_answer
+from turnwise_reasoning_gym.source import ReasoningGymSource
+from turnwise_reasoning_gym.tagged_json import from_tagged, to_tagged
+from turnwise_result_files import read_results
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+WITHOUT_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+LIST_NAMES = "import json, reasoning_gym.factory as f; print(json.dumps(sorted(f.DATASETS)))"
+"""A program: reasoning-gym is not imported here, because its matplotlib warns."""
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers() | st.just("$tuple"), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_tagged_json_loses_nothing(value):
+    """Also tuples, keys that are numbers, and texts that look like tags."""
+    again = from_tagged(json.loads(json.dumps(to_tagged(value))))
+    assert repr(again) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "extraction", "expected"),
+    [
+        ("It is 5.", "auto", "It is 5."),
+        ("<think>\n<answer>1</answer></think> 7\n", "auto", "7"),
+        ("<answer>1</answer> no, <answer> 2\n</answer> yes", "auto", "2"),
+        ("<answer>1</answer> no, <answer>2", "auto", "1"),
+        ("It is 5.", "tag", ""),
+        ("17 + 25 = 42.", "number", "42"),
+        ("It costs -1,234.50 in all", "number", "-1,234.50"),
+        ("5, 6, and", "number", "6"),
+        ("none", "number", ""),
+        ("<answer>3</answer>", "text", "<answer>3</answer>"),
+        ("", "auto", ""),
+    ],
+)
+def test_the_answer_is_found(text, extraction, expected):
+    """In the last message of the model."""
+    assert find_answer(text, extraction) == expected
+
+
+@pytest.fixture(scope="module")
+def names():
+    """All data sets that a path can name."""
+    done = subprocess.run([sys.executable, "-c", LIST_NAMES], capture_output=True, text=True, check=True)
+    return sorted({*json.loads(done.stdout.splitlines()[-1])} - {"composite"})
+
+
+@pytest.mark.slow
+def test_reference_answers_score_one(names):
+    """In every data set that has them, from the JSON of a row; and another process makes the same rows."""
+    text = f"{','.join(names)}?size={2 * len(names)}&seed=5"
+    rows = [json.loads(json.dumps(row)) for row in ReasoningGymSource().rows(text)]
+    scores = defaultdict(set)
+    with GymProcess("score", "60") as process:
+        for row in rows:
+            truth = row["ground_truth"]
+            request = row["reasoning_gym"] | {"ground_truth": truth, "answer": truth}
+            scores[row["data_source"]].add(None if truth is None else process.ask(request)["score"])
+
+    assert len(names) >= 105
+    assert {name: {None} if name in WITHOUT_REFERENCE else {1.0} for name in names} == scores
+    assert rows == list(ReasoningGymSource().rows(text))
+
+
+@pytest.mark.slow
+def test_the_config_of_a_task_reaches_its_score():
+    """`puzzle24` accepts only the numbers and operators of its config."""
+    row = next(iter(ReasoningGymSource().rows('puzzle24?size=1&operators=["+","-","*"]&max_value=6')))
+    assert row["reasoning_gym"]["config"] == {"operators": {"$tuple": ["+", "-", "*"]}, "max_value": 6}
+
+
+@pytest.mark.slow
+def test_an_answer_without_end_scores_nothing_and_others_go_on():
+    """A timer ends the process, and the next answer has a new one."""
+    row = next(iter(ReasoningGymSource().rows("puzzle24?size=1")))
+    request = row["reasoning_gym"] | {"ground_truth": row["ground_truth"], "answer": "9**9**9**9"}
+    with GymProcess("score", "1") as process:
+        with pytest.raises(TimeoutError):
+            process.ask(request)
+        assert process.ask(request | {"answer": row["ground_truth"]})["score"] == 1.0
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_evaluated_does_no_harm(tmp_path):
+    """It can write no file and start no program."""
+    row = next(iter(ReasoningGymSource().rows("string_insertion?size=1")))
+    with GymProcess("score", "10") as process:
+        for code in (f"__import__('os').system('touch {tmp_path}/a')", f"open('{tmp_path}/b', 'w').write('x')"):
+            request = row["reasoning_gym"] | {"ground_truth": row["ground_truth"], "answer": f"[{code}]"}
+            assert process.ask(request)["score"] < 1.0
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists() or not (tmp_path / "b").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("gsm_symbolic?level=1", "data set 'gsm_symbolic' has no levels; leave out 'level'"),
+        ("chain_sum?level=99", "option 'level' of chain_sum must be at most 10: 99"),
+        ("chain_sum,chain_sum", "data set 'chain_sum' is there twice; for shares that differ, use data.sources"),
+        ("chain_sum?min_terms=two", "option 'min_terms' of chain_sum must be of type int: 'two'"),
+        ("chain_sum?min_terms=0", "options of chain_sum do not fit: min_terms must be positive"),
+        ("chain_sum?size=0", "option 'size' must be an integer from 1: 0"),
+        ("composite", "unknown data set 'composite'"),
+    ],
+)
+def test_mistakes_are_one_line(text, error):
+    """And they say what is allowed."""
+    with pytest.raises(DataError) as caught:
+        ReasoningGymSource().describe(text)
+    assert str(caught.value).startswith(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("agent=single_turn", "tools=[]"),
+        (),
+        pytest.param(("runtime=ray", "runtime.reward_workers=1"), marks=pytest.mark.ray),
+    ],
+    ids=["single_turn", "tool_agent", "ray"],
+)
+def test_a_rollout_by_name(tmp_path, changes, capsys):
+    """From the command line, with the tiny model and each agent, in one process and on Ray."""
+    config = str(EXAMPLES / "calculator.yaml")
+    path = "data.path=reasoning_gym:basic_arithmetic,gcd?size=4&seed=2"
+    changes = (path, "data.limit=3", "reward=reasoning_gym", "rollout.n=2", "rollout.prompt_length=512", *changes)
+
+    assert main(["rollout", config, *changes, "--out", str(tmp_path / "out")]) == 0, capsys.readouterr().err
+
+    results = read_results(tmp_path / "out")
+    assert {result.task.data_source for result in results} == {"basic_arithmetic", "gcd"}
+    assert len(results) == 6
+    assert all(result.reward is not None and 0 <= result.reward <= 1 for result in results)
+
+
+@pytest.mark.slow
+def test_a_plan_describes_the_tasks(capsys):
+    """And a mistake is one line of the command."""
+    config = str(EXAMPLES / "calculator.yaml")
+    assert main(["plan", config, "data.path=reasoning_gym:gcd?size=7", "--placement-only", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"] == ["7 tasks of gcd of reasoning-gym, seed 0"]
+    assert main(["plan", config, "data.path=reasoning_gym:gdc"]) == 2
+    expected = "turnwise: error: reasoning_gym:gdc: unknown data set 'gdc'; did you mean 'gcd'?\n"
+    assert capsys.readouterr().err == expected

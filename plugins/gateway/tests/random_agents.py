@@ -61,9 +61,10 @@ class RandomAgent:
     keeps_context: bool = True
     refusals: tuple[str, ...] = ("budget_exhausted", "context_length_exceeded")
     num_extended: int = 0
+    conversations: list[Conversation] = field(factory=list)
 
     async def run(self, session):
-        conversations = [Conversation([user("Question 0?")])]
+        conversations = self.conversations = [Conversation([user("Question 0?")])]
         for number, action in enumerate(self.actions):
             current = self.choices.choice(conversations)
             new = await getattr(self, f"_{action}")(session, current, number)
@@ -78,11 +79,18 @@ class RandomAgent:
             return
         record = session.book.records[answer.reply.facts["record"]].trajectory
         context = record.input_ids[: answer.reply.usage.prompt_tokens].tolist()
-        if conversation.context and self.keeps_context:
+        if conversation.context and self.keeps_context and not self._has_twin(conversation):
             assert conversation.context == context[: len(conversation.context)]
             self.num_extended += 1
         answer.confirm()
         self._take(conversation, answer.reply, context)
+
+    def _has_twin(self, conversation):
+        """Return whether another conversation starts with the same messages, but for empty ones: nobody can tell."""
+        own = _without_empty(conversation.messages)
+        others = [_without_empty(each.messages) for each in self.conversations if each is not conversation]
+        differs = any(len(own) != len(each.messages) for each in (conversation, *self.conversations))
+        return differs and any(other[: len(own)] == own for other in others)
 
     def _take(self, conversation, reply, context):
         self.replies[reply.id] = reply
@@ -231,6 +239,10 @@ class RandomAgent:
         other = Conversation([*conversation.messages, {"role": "assistant", "content": ""}], conversation.context)
         await self._ask(session, other)
         return [other]
+
+
+def _without_empty(messages):
+    return [each for each in messages if each["role"] != "assistant" or each["content"] or each.get("tool_calls")]
 
 
 def check_trained_once(done, agent):

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import asdict
-from rich.table import Table
-from rich.text import Text
 
-from turnwise.console import Console
 from turnwise.errors import DataError, InfrastructureError
 from turnwise.terminal import write_output
 from turnwise.types import JsonDict
-from turnwise_task_pool.pool_view import PoolView, RolloutView
-from turnwise_task_pool.sqlite_store import SqliteStore
 from turnwise_task_pool.store import State
+
+if TYPE_CHECKING:
+    from turnwise_task_pool.pool_view import PoolView, RolloutView
 
 _COLUMNS = ("uid", "step", "rollout", "state", "attempts", "worker", "expires in s", "reason")
 
@@ -52,6 +48,10 @@ class PoolCommand:
         _add(actions, "export", "write the results as JSON lines")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        # Imported here: a list of all commands needs no database and no tables.
+        from turnwise_task_pool.pool_view import PoolView
+        from turnwise_task_pool.sqlite_store import SqliteStore
+
         action, path = arguments.action, arguments.pool
         if action == "status" and path.suffix == ".json":
             _print_counts(_ask(path), as_json=arguments.json)
@@ -85,6 +85,9 @@ def _add(actions: Any, name: str, text: str, aliases: Sequence[str] = ()) -> arg
 
 def _ask(file: Path) -> JsonDict:
     """Return the counts of a running control port."""
+    import urllib.error
+    import urllib.request
+
     try:
         access = json.loads(file.read_text(encoding="utf-8"))
         request = urllib.request.Request(
@@ -128,6 +131,11 @@ def _print_rollouts(rollouts: Iterable[RolloutView], *, as_json: bool) -> None:
     if as_json:
         write_output(json.dumps([asdict(each) for each in rollouts], indent=2) + "\n")
         return
+    from rich.table import Table
+    from rich.text import Text
+
+    from turnwise.console import Console
+
     table = Table(*_COLUMNS)
     for each in rollouts:
         table.add_row(*(Text("" if value is None else str(value)) for value in asdict(each).values()))

@@ -257,7 +257,7 @@ class ConversationTree(Generic[T]):
         return following
 
     def _choose(self, steps: list[_Step[T]], messages: Sequence[Message]) -> _Step[T]:
-        """Return one of the steps that fit: behind a turn of the model, deep, and with the request's last call id."""
+        """Return one of the steps that fit: behind a turn of the model, with the request's last call id, and deep."""
         if len(steps) == 1:
             return steps[0]
         owner = next((self._owners[each] for each in _call_ids(messages) if each in self._owners), None)
@@ -268,7 +268,8 @@ class ConversationTree(Generic[T]):
             ends_in_turn = step.place.is_turn and step.num_messages == len(messages)
             is_foreign = self._is_foreign(step.place, messages[step.num_messages :])
             deepest = -step.num_messages
-            return (is_foreign, deepest, not is_owned, ends_in_turn, step.num_empty, self.rank(step.place))
+            # The id before the depth: another conversation may have the same texts, and be further by now.
+            return (is_foreign, not is_owned, deepest, ends_in_turn, step.num_empty, self.rank(step.place))
 
         return min(steps, key=order)
 

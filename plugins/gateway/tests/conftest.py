@@ -80,7 +80,7 @@ class ScriptedAnswer:
         self._outcomes.put("lost")
 
 
-async def show_part(growth, part):
+async def show_part(partial_reply, part):
     """Wait until the server has read a part of a reply."""
     was_read = asyncio.Event()
 
@@ -88,8 +88,8 @@ async def show_part(growth, part):
         was_read.set()
         return part
 
-    growth.read = read
-    growth.changed.set()
+    partial_reply.read = read
+    partial_reply.changed.set()
     await was_read.wait()
 
 
@@ -121,7 +121,7 @@ class ScriptedBackend:
         self.calls.append(call)
         try:
             for part in self.parts(call) if call.stream else ():
-                await show_part(call.growth, part)
+                await show_part(call.partial_reply, part)
             if self._gate is not None:
                 self.arrived.set()
                 await self._gate.wait()

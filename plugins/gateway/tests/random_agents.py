@@ -77,7 +77,7 @@ class RandomAgent:
         except CallRefusedError as refusal:
             assert refusal.kind in self.refusals  # noqa: PT017 - others are failures
             return
-        record = session.book.records[answer.reply.facts["record"]].trajectory
+        record = session.book.records[answer.reply.provenance["record"]].trajectory
         context = record.input_ids[: answer.reply.usage.prompt_tokens].tolist()
         if conversation.context and self.keeps_context and not self._has_twin(conversation):
             assert conversation.context == context[: len(conversation.context)]
@@ -142,7 +142,7 @@ class RandomAgent:
         if self.choices.random() < 0.7:
             again = await session.answer(call)
             assert again.reply is answer.reply
-            record = session.book.records[again.reply.facts["record"]].trajectory
+            record = session.book.records[again.reply.provenance["record"]].trajectory
             context = record.input_ids[: again.reply.usage.prompt_tokens].tolist()
             again.confirm()
             self._take(conversation, again.reply, context)
@@ -157,7 +157,7 @@ class RandomAgent:
         answers = [task.result() for task in (first, second) if task.result() is not None]
         assert len({answer.reply.id for answer in answers}) <= 1
         for answer in answers:
-            record = session.book.records[answer.reply.facts["record"]].trajectory
+            record = session.book.records[answer.reply.provenance["record"]].trajectory
             context = record.input_ids[: answer.reply.usage.prompt_tokens].tolist()
             known = answer.reply.id in self.replies
             answer.confirm()
@@ -171,7 +171,7 @@ class RandomAgent:
             answer = await session.answer(call)
         except CallRefusedError:
             return
-        record = session.book.records[answer.reply.facts["record"]].trajectory
+        record = session.book.records[answer.reply.provenance["record"]].trajectory
         context = record.input_ids[: answer.reply.usage.prompt_tokens].tolist()
         answer.confirm()
         answer.lose()
@@ -248,7 +248,7 @@ def _without_empty(messages):
 def check_trained_once(done, agent):
     """Every delivered sampled token is trained in exactly one record, with the ids and numbers of the engine."""
     for reply in agent.replies.values():
-        number, start = reply.facts["record"], reply.usage.prompt_tokens
+        number, start = reply.provenance["record"], reply.usage.prompt_tokens
         record = done.records[number]
         stop = start + len(reply.token_ids)
         response = slice(start - record.num_prompt_tokens, stop - record.num_prompt_tokens)

@@ -43,7 +43,7 @@ TURN = ModelReply(
     usage=Usage(prompt_tokens=7, completion_tokens=2, cached_tokens=3),
     token_ids=np.array([4, 5], np.int32),
     logprobs=np.array([-0.5, -np.inf], np.float32),
-    facts={"record": 0},
+    provenance={"record": 0},
 )
 
 
@@ -499,7 +499,7 @@ def test_a_session_as_json_and_atif(at_site) -> None:
         first = ({"role": "system", "content": "s"}, {"role": "user", "content": "?"})
         result = {"role": "tool", "tool_call_id": "abc123456", "content": "2"}
         last = evolve(TURN, tool_calls=(), reasoning="", content="Two.")
-        other = evolve(last, facts={"record": 1})
+        other = evolve(last, provenance={"record": 1})
         session.session.replies = [TURN, other, last]
         for messages in (first, first[1:], (*first, answer, result)):
             (await session.session.answer(ModelCall(dialect="chat", messages=messages))).confirm()

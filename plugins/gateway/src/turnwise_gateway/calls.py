@@ -23,7 +23,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 @define(eq=False)
-class Growth:
+class PartialReply:
     """
     The reply to a call while it is sampled, for a stream. A session may leave it empty.
 
@@ -51,7 +51,7 @@ class ModelCall:
         tool_choice: `required` is served like `auto` and counted.
         max_tokens: of this turn; None leaves it to the budget.
         stop: strings that end the turn.
-        wishes: sampling parameters that the agent asked for, by their names in `SamplingParams`.
+        requested_sampling: sampling parameters that the agent asked for, by their names in `SamplingParams`.
         logprobs: the reply carries log-probabilities.
         stream: the reply is sent as server-sent events.
         digest: of the body without `stream` and `stream_options`; equal requests have equal digests.
@@ -61,7 +61,7 @@ class ModelCall:
         model: name that the agent sent; replies repeat it.
         ignored: fields that have no effect here; a session counts them.
         body: of the request as it came, where the server has it.
-        growth: receives the reply while it is sampled; None for a caller that waits for the whole reply.
+        partial_reply: receives the reply while it is sampled; None for a caller that waits for the whole reply.
     """
 
     dialect: str
@@ -70,7 +70,7 @@ class ModelCall:
     tool_choice: ToolChoice = "auto"
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    wishes: Mapping[str, float | int] = field(factory=dict)
+    requested_sampling: Mapping[str, float | int] = field(factory=dict)
     logprobs: bool = False
     stream: bool = False
     digest: str = ""
@@ -79,7 +79,7 @@ class ModelCall:
     model: str = ""
     ignored: tuple[str, ...] = ()
     body: bytes = field(default=b"", eq=False, repr=False)
-    growth: Growth | None = field(default=None, eq=False, repr=False)
+    partial_reply: PartialReply | None = field(default=None, eq=False, repr=False)
 
 
 @frozen(kw_only=True)
@@ -118,7 +118,7 @@ class ModelReply:
         logprobs: (n,) of the ids.
         token_texts: (n,) text of each id; empty unless the call asks for log-probabilities.
         signature: proves in the dialect Messages that `reasoning` is of this model; any text.
-        facts: session, record, turn and weight version, for `turnwise` in the reply.
+        provenance: session, record, turn and weight version, for `turnwise` in the reply.
     """
 
     id: str
@@ -132,7 +132,7 @@ class ModelReply:
     logprobs: FloatArray
     token_texts: tuple[str, ...] = ()
     signature: str = ""
-    facts: Mapping[str, Any] = field(factory=dict)
+    provenance: Mapping[str, Any] = field(factory=dict)
 
 
 @frozen(eq=False)

@@ -38,7 +38,7 @@ def test_simple_request(dialect):
         call.tools,
         call.tool_choice,
         call.stop,
-        call.wishes,
+        call.requested_sampling,
         call.logprobs,
         call.stream,
         call.model,
@@ -57,7 +57,7 @@ def test_simple_request(dialect):
         (
             "chat",
             {"temperature": 0.5, "top_p": 1, "seed": 3},
-            {"wishes": {"temperature": 0.5, "top_p": 1.0, "seed": 3}},
+            {"requested_sampling": {"temperature": 0.5, "top_p": 1.0, "seed": 3}},
         ),
         ("chat", {"logprobs": True}, {"logprobs": True}),
         ("chat", {"stream": True}, {"stream": True}),
@@ -65,7 +65,7 @@ def test_simple_request(dialect):
         ("chat", {"tool_choice": "required"}, {"tool_choice": "required"}),
         ("chat", {"tool_choice": "none"}, {"tool_choice": "none"}),
         ("messages", {"stop_sequences": ["a"]}, {"stop": ("a",)}),
-        ("messages", {"top_k": 5}, {"wishes": {"top_k": 5}}),
+        ("messages", {"top_k": 5}, {"requested_sampling": {"top_k": 5}}),
         ("messages", {"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
         ("messages", {"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
         (

@@ -49,7 +49,7 @@ def replies(draw, make_reply):
         logprobs=np.array([value for _, value in tokens], np.float32),
         token_texts=tuple(text for text, _ in tokens),
         signature=draw(TEXTS),
-        facts=draw(st.just({}) | st.just({"session": "s-1", "record": 0})),
+        provenance=draw(st.just({}) | st.just({"session": "s-1", "record": 0})),
     )
 
 

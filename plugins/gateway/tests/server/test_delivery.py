@@ -265,8 +265,8 @@ def test_part_that_cannot_be_read_is_left_out(serve, make_reply, open_stream):
         raise RuntimeError("no text")
 
     def parts(call):
-        call.growth.read = fail
-        call.growth.changed.set()
+        call.partial_reply.read = fail
+        call.partial_reply.changed.set()
         return ()
 
     gateway.backend.parts, gateway.backend.delay_s = parts, 0.1

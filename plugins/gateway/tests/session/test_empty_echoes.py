@@ -15,7 +15,7 @@ def test_a_prompt_with_the_same_texts_hides_no_turn():
         async def ask(*messages):
             answer = await session.answer(make_call(*messages))
             answer.confirm()
-            return answer.reply, session.book.records[answer.reply.facts["record"]].trajectory.input_ids.tolist()
+            return answer.reply, session.book.records[answer.reply.provenance["record"]].trajectory.input_ids.tolist()
 
         first, _context = await ask(user("Question 0?"))
         messages = [user("Question 0?"), as_message(first), user("Go on."), empty]

@@ -589,10 +589,16 @@ def test_counted_tokens_are_those_of_the_next_call():
 
 
 def test_wishes_and_ignored_fields_are_counted():
-    """The run's sampling wins; wishes of the agent and fields without effect are counted by name."""
+    """The run's sampling wins; requested_sampling of the agent and fields without effect are counted by name."""
 
     async def converse(session):
-        await ask(session, user("Question 0?"), wishes={"temperature": 0.1}, ignored=("user",), tool_choice="required")
+        await ask(
+            session,
+            user("Question 0?"),
+            requested_sampling={"temperature": 0.1},
+            ignored=("user",),
+            tool_choice="required",
+        )
 
     counts = run(converse).counts
     assert (1, 1, 1) == (counts["ignored_temperature"], counts["ignored_user"], counts["tool_choice_required"])

@@ -77,7 +77,7 @@ def check_conversation(chat: ChatTemplate, tools: tuple[Any, ...], turns: tuple[
         for _ in range(NUM_TURNS):
             answer = await session.answer(make_call(*messages, tools=tools))
             reply = answer.reply
-            context = session.book.records[reply.facts["record"]].trajectory.input_ids.tolist()
+            context = session.book.records[reply.provenance["record"]].trajectory.input_ids.tolist()
             assert reply.usage.prompt_tokens == len(context)
             assert before == context[: len(before)]
             answer.confirm()

@@ -208,7 +208,7 @@ def wanted_scores(done, attempt):
     wanted = [np.zeros(record.num_response_tokens, np.float32) for record in done.records]
     places = {id(record): place for place, record in enumerate(done.run.episode.trajectories)}
     for turn in attempt.session.transcript:
-        record = attempt.session.book.records[turn.reply.facts["record"]].trajectory
+        record = attempt.session.book.records[turn.reply.provenance["record"]].trajectory
         last = turn.reply.usage.prompt_tokens + len(turn.reply.token_ids) - 1 - record.num_prompt_tokens
         wanted[places[id(record)]][last] = attempt.wanted.get(turn.reply.id, 0.0)
     return wanted

@@ -56,7 +56,7 @@ class Grown:
     tree: ConversationTree = field(factory=ConversationTree)
 
     def ask(self, tools, asked, turn, then):
-        """Return the facts of a lookup, and grow the tree by the request."""
+        """Return the provenance of a lookup, and grow the tree by the request."""
         if self.from_root:
             root = self.tree.root(write_tools("other"))
             for text in "ab":  # a second child, and a turn that is gone, make all known conversations unsure
@@ -64,22 +64,22 @@ class Grown:
             self.tree.remove_turn(last)
         asked = json.loads(json.dumps(asked))
         found = self.tree.locate(tools, asked)
-        facts = (
+        provenance = (
             [found.place.conversation(), found.place.is_turn, list(found.rest), found.num_empty],
             [self.path(found.place)],
         )
         if then == "count":
-            return facts
-        if then == "foreign":  # the lookup prefers places with more spots
-            self.tree.add(self.tree.root(tools), asked).spots.extend("123")
+            return provenance
+        if then == "foreign":  # the lookup prefers places with more points
+            self.tree.add(self.tree.root(tools), asked).points.extend("123")
         place = self.tree.add(found.place, found.rest)
         needed = self.tree.note(found)
         for _ in range(2 if then == "twice" else 1):
             new = self.tree.add_turn(place, turn)
-            new.spots.append("1")
+            new.points.append("1")
         if then == "drop":
             self.tree.remove_turn(new)
-        return *facts, dict(needed)
+        return *provenance, dict(needed)
 
     def path(self, place):
         """Return the numbers of the children on the way to a place."""
@@ -92,7 +92,7 @@ class Grown:
 
 @given(sessions())
 def test_lookups_find_the_place_that_a_lookup_from_the_root_finds(requests):
-    """Place, rest, skipped messages and tolerances are the same, whatever the requests before."""
+    """ConversationNode, rest, skipped messages and tolerances are the same, whatever the requests before."""
     known, fresh = Grown(from_root=False), Grown(from_root=True)
     for request in requests:
         assert fresh.ask(*request) == known.ask(*request)
@@ -114,7 +114,7 @@ def test_the_longest_known_conversation_is_found():
     assert known.find("x", (first, second)) is None
 
 
-def grow():
+def stream_reply():
     """Return a tree that knows a conversation with a turn, its messages, and the turn."""
     asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x"}, {"role": "user", "content": "b"}]
     tree = ConversationTree()
@@ -126,19 +126,19 @@ def grow():
 
 def test_a_second_place_for_a_known_conversation_is_found():
     """A conversation has two places when the model gives a turn with the same text again."""
-    tree, asked, turn = grow()
+    tree, asked, turn = stream_reply()
     second = tree.add(tree.add_turn(turn.parent, asked[1]), asked[2:])
-    second.spots.append("preferred")
+    second.points.append("preferred")
 
     assert second is tree.locate("[]", [*asked, {"role": "user", "content": "c"}]).place
 
 
 def test_a_lookup_before_a_fork_is_not_kept_after_it():
     """A session writes a request to the tree between its lookup and its note."""
-    tree, asked, turn = grow()
+    tree, asked, turn = stream_reply()
     found = tree.locate("[]", asked)
     second = tree.add(tree.add_turn(turn.parent, asked[1]), asked[2:])
-    second.spots.append("preferred")
+    second.points.append("preferred")
     tree.note(found)
 
     assert second is tree.locate("[]", asked).place
@@ -146,7 +146,7 @@ def test_a_lookup_before_a_fork_is_not_kept_after_it():
 
 def test_a_removed_turn_is_not_found_again():
     """A turn that no client has leaves the conversations that are known."""
-    tree, asked, turn = grow()
+    tree, asked, turn = stream_reply()
     tree.remove_turn(turn)
 
     assert turn.parent is tree.locate("[]", asked).place

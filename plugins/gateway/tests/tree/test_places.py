@@ -43,10 +43,10 @@ def grow(*turns, stop=None):
     """Return a tree with a question and turns of the model, each answered, and the last place."""
     tree = ConversationTree()
     place = tree.add(tree.root("[]"), [USER])
-    place.spots.append("before")
+    place.points.append("before")
     for turn in turns:
         place = tree.add_turn(place, turn, stop)
-        place.spots.append("after")
+        place.points.append("after")
     return tree, place
 
 

@@ -61,6 +61,6 @@ def _place_turns(
     values = [0.0] * len(turn_records)
     for turn in session.transcript:
         if len(turn.reply.token_ids):  # others are no turns of the episode
-            place = places[records[turn.reply.facts["record"]]].pop(0)
+            place = places[records[turn.reply.provenance["record"]]].pop(0)
             values[place] = scores.get(turn.reply.id, 0.0)
     return values

@@ -49,7 +49,7 @@ def export_session(session: RecordedSession[Attempted], *, model: str) -> JsonDi
 
 
 def _record_of(turn: DeliveredTurn) -> str:
-    return str(turn.reply.facts.get("record", 0))
+    return str(turn.reply.provenance.get("record", 0))
 
 
 def _export(session_id: str, agent: JsonDict, turns: Sequence[DeliveredTurn]) -> JsonDict:

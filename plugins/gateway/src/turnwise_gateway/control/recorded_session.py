@@ -71,7 +71,7 @@ class RecordedSession(Generic[A_co]):
         return record in self._records()
 
     def _records(self) -> set[int]:
-        return {int(turn.reply.facts["record"]) for turn in self.transcript if _has_tokens(turn)}
+        return {int(turn.reply.provenance["record"]) for turn in self.transcript if _has_tokens(turn)}
 
 
 def _has_tokens(turn: DeliveredTurn) -> bool:

@@ -18,7 +18,7 @@ from turnwise_gateway.dialects.fields import (
     describe_tool,
     read_choice,
     read_parts,
-    read_wishes,
+    read_requested_sampling,
     refuse,
     refuse_unsupported,
 )
@@ -45,7 +45,7 @@ class ChatExchange(Exchange):
             "logprobs": self._logprobs(reply),
         }
         body = self._head(reply, "chat.completion") | {"choices": [choice], "usage": _write_usage(reply.usage)}
-        return body | {"turnwise": dict(reply.facts)} if reply.facts else body
+        return body | {"turnwise": dict(reply.provenance)} if reply.provenance else body
 
     def write_events(self, reply: ModelReply) -> bytes:
         head = self._head(reply, "chat.completion.chunk")
@@ -55,8 +55,8 @@ class ChatExchange(Exchange):
             opening = {"index": index} | _write_call(call, "")
             events.append(_chunk(head, {"tool_calls": [opening]}))
             events.append(_chunk(head, {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}))
-        if reply.facts:
-            head = head | {"turnwise": dict(reply.facts)}
+        if reply.provenance:
+            head = head | {"turnwise": dict(reply.provenance)}
         events.append(_chunk(head, {}, CHAT.finishes[reply.finish]))
         if self.include_usage:
             events.append(write_event(head | {"choices": [], "usage": _write_usage(reply.usage)}))
@@ -148,7 +148,7 @@ def _read_request(received: Received) -> ChatExchange:
         tool_choice=read_choice(request, _CHOICES),
         max_tokens=_read_max_tokens(request),
         stop=request.texts("stop"),
-        wishes=read_wishes(request),
+        requested_sampling=read_requested_sampling(request),
         logprobs=request.flag("logprobs"),
         stream=request.flag("stream"),
         model=request.short_text("model"),

@@ -21,7 +21,7 @@ MAX_TEXTS: Final = 64
 MAX_NAME_CHARS: Final = 256
 """Longest name of a model, which every part of a stream repeats, and longest string of a list such as `stop`."""
 
-NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
+NO_OP_VALUES: Final[Mapping[str, Sequence[object]]] = {
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
@@ -156,10 +156,10 @@ class Fields:
         return tuple(items)
 
     def refuse_sampling_fields(self) -> None:
-        """Refuse the first field of `NEUTRAL` that would change the sampled tokens."""
-        for key in sorted(self.values.keys() & NEUTRAL.keys()):
+        """Refuse the first field of `NO_OP_VALUES` that would change the sampled tokens."""
+        for key in sorted(self.values.keys() & NO_OP_VALUES.keys()):
             value = self.value(key)
-            if value is not None and not any(value == neutral for neutral in NEUTRAL[key]):
+            if value is not None and not any(value == neutral for neutral in NO_OP_VALUES[key]):
                 raise refuse_unsupported(self.name(key), "the session samples as the run says")
 
     def unread(self) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def read_parts(owner: Fields, key: str, kinds: Mapping[str, str], separator: str
     return separator.join(texts)
 
 
-def read_wishes(request: Fields, max_temperature: float = 2.0) -> dict[str, float | int]:
+def read_requested_sampling(request: Fields, max_temperature: float = 2.0) -> dict[str, float | int]:
     """Return the sampling parameters that a request asks for, by their names in `SamplingParams`."""
     found: dict[str, float | int | None] = {
         "temperature": request.number("temperature", max_temperature),

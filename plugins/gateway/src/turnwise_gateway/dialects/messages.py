@@ -19,7 +19,7 @@ from turnwise_gateway.dialects.fields import (
     describe_tool,
     read_choice,
     read_parts,
-    read_wishes,
+    read_requested_sampling,
     refuse,
     refuse_unsupported,
 )
@@ -37,7 +37,7 @@ _MALFORMED: Final = "INVALID_JSON"
 class MessagesExchange(Exchange):
     """A call of Messages."""
 
-    _facts: JsonDict | None = field(default=None, init=False)
+    _provenance: JsonDict | None = field(default=None, init=False)
 
     def write_reply(self, reply: ModelReply) -> JsonDict:
         head = self._head(reply) | {"content": [_write_block(block) for block in _blocks(reply)]}
@@ -52,8 +52,8 @@ class MessagesExchange(Exchange):
             events.append(_event("content_block_delta", index=index, delta=delta))
             events.append(_event("content_block_stop", index=index))
         usage = _write_usage(reply, reply.usage.completion_tokens)
-        facts = {} if self._facts == reply.facts else {"turnwise": dict(reply.facts)}
-        events.append(_event("message_delta", delta=_write_stop(reply), usage=usage, **facts))
+        provenance = {} if self._provenance == reply.provenance else {"turnwise": dict(reply.provenance)}
+        events.append(_event("message_delta", delta=_write_stop(reply), usage=usage, **provenance))
         events.append(_event("message_stop"))
         return b"".join(events)
 
@@ -61,9 +61,9 @@ class MessagesExchange(Exchange):
         return b"".join(self._write_texts(reply, is_whole=False))
 
     def _write_texts(self, reply: ModelReply, *, is_whole: bool) -> Iterator[bytes]:
-        if self._facts is None:
-            # Of the facts, the weight version is not known before the end of the turn.
-            self._facts = dict(reply.facts)
+        if self._provenance is None:
+            # Of the provenance, the weight version is not known before the end of the turn.
+            self._provenance = dict(reply.provenance)
             opened = self._head(reply) | {"content": [], "stop_reason": None, "stop_sequence": None}
             yield _event("message_start", message=opened | {"usage": _write_usage(reply, 0)})
         texts = list_texts(reply)
@@ -89,7 +89,7 @@ class MessagesExchange(Exchange):
     def _head(self, reply: ModelReply) -> JsonDict:
         name = f"{MESSAGES.id_prefix}{reply.id}"
         head: JsonDict = {"id": name, "type": "message", "role": "assistant", "model": self.call.model}
-        return head | {"turnwise": dict(reply.facts)} if reply.facts else head
+        return head | {"turnwise": dict(reply.provenance)} if reply.provenance else head
 
 
 def _event(name: str, **values: object) -> bytes:
@@ -160,7 +160,7 @@ def _read_request(received: Received) -> MessagesExchange:
         tool_choice=read_choice(request, _CHOICES),
         max_tokens=max_tokens,
         stop=request.texts("stop_sequences"),
-        wishes=read_wishes(request, 1.0),
+        requested_sampling=read_requested_sampling(request, 1.0),
         stream=request.flag("stream"),
         model=request.short_text("model"),
     )

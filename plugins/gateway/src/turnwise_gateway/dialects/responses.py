@@ -18,7 +18,7 @@ from turnwise_gateway.dialects.fields import (
     describe_tool,
     read_choice,
     read_parts,
-    read_wishes,
+    read_requested_sampling,
     refuse,
     refuse_unsupported,
 )
@@ -50,7 +50,7 @@ def _read_request(received: Received) -> ResponsesExchange:
         tools=tools,
         tool_choice=read_choice(request, _CHOICES),
         max_tokens=request.integer("max_output_tokens", 1),
-        wishes=read_wishes(request),
+        requested_sampling=read_requested_sampling(request),
         logprobs="message.output_text.logprobs" in include,
         stream=request.flag("stream"),
         model=request.short_text("model"),

@@ -44,7 +44,7 @@ class ResponsesExchange(Exchange):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": _write_usage(reply.usage),
         }
-        return body | {"turnwise": dict(reply.facts)} if reply.facts else body
+        return body | {"turnwise": dict(reply.provenance)} if reply.provenance else body
 
     def write_events(self, reply: ModelReply) -> bytes:
         response = self.write_reply(reply)

@@ -115,8 +115,8 @@ class SessionReplay(SessionListener):
             raise
         finally:
             state.settled.set()
-        facts = state.answer.reply.facts
-        state.outcome = f"turn {facts['turn']} of record {facts['record']}"
+        provenance = state.answer.reply.provenance
+        state.outcome = f"turn {provenance['turn']} of record {provenance['record']}"
         return _HeldAnswer(state.answer)
 
     async def run(self, client: ModelClient) -> None:

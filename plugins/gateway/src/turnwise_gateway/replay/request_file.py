@@ -120,7 +120,7 @@ class RequestLog(SessionListener):
 
     def _describe(self, number: int, turn: SampledTurn) -> Event:
         reply = turn.reply
-        described = {"turn": reply.id, "record": reply.facts["record"], "number": reply.facts["turn"]}
+        described = {"turn": reply.id, "record": reply.provenance["record"], "number": reply.provenance["turn"]}
         if reply.id in self._turns:
             return described
         self._turns[reply.id] = number

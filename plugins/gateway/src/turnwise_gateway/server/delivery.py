@@ -13,7 +13,7 @@ import structlog
 from aiohttp import web
 from attrs import define, evolve
 
-from turnwise_gateway.calls import Answer, CallRefusedError, Growth, ModelReply, SessionBackend
+from turnwise_gateway.calls import Answer, CallRefusedError, ModelReply, PartialReply, SessionBackend
 from turnwise_gateway.dialects import Exchange, write_json
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.receipt import Connection
@@ -37,7 +37,7 @@ class Delivery:
     reply: ModelReply | None = None
     _answer: Answer | None = None
     _refusal: CallRefusedError | None = None
-    _growth: Growth | None = None
+    _partial_reply: PartialReply | None = None
     _last_write: float = 0.0
     _is_broken: bool = False
 
@@ -55,7 +55,11 @@ class Delivery:
         """Wait for the session; never raises, but for a cancellation."""
         try:
             # Nothing is awaited between the session's return and this assignment, so no answer can be lost.
-            call = self.exchange.call if self._growth is None else evolve(self.exchange.call, growth=self._growth)
+            call = (
+                self.exchange.call
+                if self._partial_reply is None
+                else evolve(self.exchange.call, partial_reply=self._partial_reply)
+            )
             self._answer = await backend.answer(call)
             self.reply = self._answer.reply
         except CallRefusedError as error:
@@ -86,13 +90,13 @@ class Delivery:
 
     async def _respond_by_events(self, request: web.BaseRequest, backend: SessionBackend) -> web.StreamResponse:
         response = web.StreamResponse(headers=_STREAM_HEADERS)
-        self._growth = growth = Growth()
+        self._partial_reply = partial_reply = PartialReply()
         self._last_write = asyncio.get_running_loop().time()
         # All events are written by this task alone, so none of them can come between those of a part of the reply.
         async with asyncio.TaskGroup() as group:
             fetching = group.create_task(self.fetch(backend))
             while not fetching.done():
-                if not await self._write_next(request, response, fetching, growth):
+                if not await self._write_next(request, response, fetching, partial_reply):
                     fetching.cancel()
                     break
         if self._answer is None and self._refusal is None:
@@ -129,11 +133,15 @@ class Delivery:
             raise CallRefusedError("engine", "the reply cannot be written") from error
 
     async def _write_next(
-        self, request: web.BaseRequest, response: web.StreamResponse, fetching: asyncio.Task[None], growth: Growth
+        self,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        fetching: asyncio.Task[None],
+        partial_reply: PartialReply,
     ) -> bool:
         """Wait for a part of the reply; send it, or a heartbeat if it is time; return whether the client is there."""
         loop = asyncio.get_running_loop()
-        waiting = loop.create_task(growth.changed.wait())
+        waiting = loop.create_task(partial_reply.changed.wait())
         seconds = max(0.0, self._last_write + self.options.heartbeat_s - loop.time())
         try:
             await asyncio.wait({fetching, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +149,7 @@ class Delivery:
             waiting.cancel()
         if fetching.done():
             return True
-        events = self._write_part(growth)
+        events = self._write_part(partial_reply)
         if not events and loop.time() >= self._last_write + self.options.heartbeat_s:
             events = self.exchange.write_heartbeat()
         if events and not await self._write(request, response, events):
@@ -149,16 +157,16 @@ class Delivery:
         await asyncio.wait({fetching}, timeout=self.options.delta_s)
         return True
 
-    def _write_part(self, growth: Growth) -> bytes:
+    def _write_part(self, partial_reply: PartialReply) -> bytes:
         """Return the events of the next part of the reply; nothing if there is none."""
-        growth.changed.clear()
+        partial_reply.changed.clear()
         if self._is_broken:
             return b""
         try:
-            part = growth.read()
+            part = partial_reply.read()
         except Exception as error:  # noqa: BLE001  # the whole reply is still to come
             structlog.get_logger().exception("a part of a reply cannot be read", error=str(error))
-            growth.read = lambda: None
+            partial_reply.read = lambda: None
             return b""
         try:
             return b"" if part is None else self.exchange.write_part(part)

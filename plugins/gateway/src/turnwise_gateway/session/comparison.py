@@ -9,12 +9,12 @@ from typing import Final
 
 from turnwise.protocols import CheckedChat
 from turnwise.threads import in_thread
-from turnwise_gateway.session.records import RecordBook
+from turnwise_gateway.session.records import SessionRecords
 
 _MAX_RECORDS: Final = 4
 
 
-async def check_conversations(book: RecordBook) -> None:
+async def check_conversations(book: SessionRecords) -> None:
     """
     Count the conversations of the first records that differ, if it is the turn of the episode.
 
@@ -27,9 +27,9 @@ async def check_conversations(book: RecordBook) -> None:
             book.episode.record_metric(name, value)
 
 
-def _compare(book: RecordBook, chat: CheckedChat) -> list[Mapping[str, float]]:
+def _compare(book: SessionRecords, chat: CheckedChat) -> list[Mapping[str, float]]:
     number = book.episode.task.sample_index + book.episode.rollout_n
     return [
-        chat.check_conversation(number, record.tip.conversation(), json.loads(record.tools))
+        chat.check_conversation(number, record.last_node.conversation(), json.loads(record.tools))
         for record in book.records[:_MAX_RECORDS]
     ]

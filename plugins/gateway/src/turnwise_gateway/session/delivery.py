@@ -18,8 +18,8 @@ from typing import Literal
 from attrs import define, field
 
 from turnwise_gateway.calls import ModelCall, ModelReply
-from turnwise_gateway.session.records import SampledTurn, Spot
-from turnwise_gateway.tree.places import Place
+from turnwise_gateway.session.records import ResumePoint, SampledTurn
+from turnwise_gateway.tree.places import ConversationNode
 
 Outcome = Literal["delivered", "released", "lost"]
 """The client has the answer, left before it had the last byte, or broke the connection after it."""
@@ -122,7 +122,7 @@ class KeptTurns:
     """
 
     in_flight: set[SharedCall] = field(factory=set, init=False)
-    undelivered: dict[Place[Spot], SampledTurn] = field(factory=dict, init=False)
+    undelivered: dict[ConversationNode[ResumePoint], SampledTurn] = field(factory=dict, init=False)
     _keyed_calls: dict[tuple[str, str], SharedCall] = field(factory=dict, init=False)
     _keyed_turns: dict[tuple[str, str], SampledTurn] = field(factory=dict, init=False)
     _lost: list[SampledTurn] = field(factory=list, init=False)

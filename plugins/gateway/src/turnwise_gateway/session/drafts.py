@@ -13,7 +13,7 @@ from typing import Final, Protocol, cast
 from attrs import define, field
 
 from turnwise import Chat, ToolParser
-from turnwise_gateway.calls import Growth, ModelReply
+from turnwise_gateway.calls import ModelReply, PartialReply
 
 Settle = Callable[[str], tuple[str, str]]
 """Returns how the reasoning and the rest of an unfinished text begin, however the text continues."""
@@ -96,12 +96,14 @@ class TurnDraft:
         return reasoning, content
 
 
-def grow(growth: Growth, draft: TurnDraft, build: Callable[[str, str], ModelReply]) -> Callable[[Sequence[int]], None]:
+def stream_reply(
+    partial_reply: PartialReply, draft: TurnDraft, build: Callable[[str, str], ModelReply]
+) -> Callable[[Sequence[int]], None]:
     """
     Let a stream read a turn while it is sampled.
 
     Args:
-        growth: of the call.
+        partial_reply: of the call.
         draft: of the turn.
         build: returns the reply with a reasoning and a content.
 
@@ -115,9 +117,9 @@ def grow(growth: Growth, draft: TurnDraft, build: Callable[[str, str], ModelRepl
 
     def listen(token_ids: Sequence[int]) -> None:
         draft.text.add(token_ids)
-        growth.changed.set()
+        partial_reply.changed.set()
 
-    growth.read = read
+    partial_reply.read = read
     return listen
 
 

@@ -21,7 +21,7 @@ class FieldCounter:
 
     def count(self, call: ModelCall, note: Callable[[str], None]) -> None:
         """Call `note` with a name for each field of a call that has no effect; after many names, it is `other`."""
-        for name in (*call.wishes, *call.ignored):
+        for name in (*call.requested_sampling, *call.ignored):
             if len(self._names) < _MAX_NAMES:
                 self._names.add(name)
             note(f"ignored_{name if name in self._names else 'other'}")

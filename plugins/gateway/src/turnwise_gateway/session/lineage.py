@@ -52,7 +52,7 @@ class Described:
 
 
 def read_hints(headers: Mapping[str, str]) -> Hints:
-    """Return the facts of a call's headers, whose names are in lower case."""
+    """Return what a call's headers say, whose names are in lower case."""
     if "x-claude-code-agent-id" in headers:
         return Hints(agent=headers["x-claude-code-agent-id"], parent=headers.get("x-claude-code-parent-agent-id", ""))
     if "x-parent-session-id" in headers:
@@ -89,7 +89,7 @@ def describe_records(episode: Episode, records: Sequence[OpenRecord], train: Tra
         default=None,
     )
     if last is not None:
-        episode.messages[:] = last.tip.conversation()
+        episode.messages[:] = last.last_node.conversation()
 
 
 def find_kinds(records: Sequence[OpenRecord]) -> list[Described]:

@@ -24,7 +24,7 @@ from turnwise_gateway.session.rendering import Rendering
 from turnwise_gateway.session.turns import CallIds
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import Split, is_plain, normalise, split_think, tools_key
-from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
+from turnwise_gateway.tree.places import ConversationNode, ConversationTree, Match, last_turn
 
 _NO_TOOLS: Final = tools_key(())
 
@@ -38,7 +38,7 @@ class OpenRecord:
         trajectory: the tokens.
         name: of its conversation, the same in every order of calls; empty for the task's own.
         tools: key of the tools in its prompt.
-        tip: the conversation that its tokens end with.
+        last_node: the conversation that its tokens end with.
         prompt: messages of its prompt; those of its parent for a branch.
         headers: of the call that opened it.
         parent: the record that it branched from.
@@ -54,7 +54,7 @@ class OpenRecord:
     trajectory: Trajectory
     name: str
     tools: str
-    tip: Place[Spot]
+    last_node: ConversationNode[ResumePoint]
     prompt: tuple[Message, ...]
     headers: Mapping[str, str]
     parent: OpenRecord | None = None
@@ -71,17 +71,17 @@ class OpenRecord:
         """Whether a call samples in it, or its answer is on the way to the client."""
         return self.is_sampling or (self.turn is not None and self.turn.num_answers > 0)
 
-    def ends_at(self, spot: Spot) -> bool:
-        """Return whether a call can continue the record itself at a spot."""
-        return not self.is_busy and len(self.trajectory) == spot.num_tokens
+    def ends_at(self, point: ResumePoint) -> bool:
+        """Return whether a call can continue the record itself at a point."""
+        return not self.is_busy and len(self.trajectory) == point.num_tokens
 
 
 @frozen(eq=False)
-class Spot:
+class ResumePoint:
     """A place in a record, the conversation up to it, and the number of turns before it."""
 
     record: OpenRecord
-    place: Place[Spot]
+    place: ConversationNode[ResumePoint]
     mark: Mark
     num_tokens: int
     num_turns: int
@@ -102,7 +102,7 @@ class SampledTurn:
     """
 
     record: OpenRecord
-    place: Place[Spot]
+    place: ConversationNode[ResumePoint]
     result: GenerateResult
     reply: ModelReply
     call: ModelCall
@@ -115,13 +115,13 @@ class Choice:
     The record of a call, before anything is written.
 
     Attributes:
-        spot: to continue at, in the record itself or in a branch; None opens a record with a new prompt.
-        messages: new ones after the spot, or all of them for a new prompt.
+        point: to continue at, in the record itself or in a branch; None opens a record with a new prompt.
+        messages: new ones after the point, or all of them for a new prompt.
         ids: tokens of `messages`.
         reason: why the call does not continue a record; empty when it does.
     """
 
-    spot: Spot | None
+    point: ResumePoint | None
     messages: tuple[Message, ...]
     ids: TokenArray
     reason: str = ""
@@ -146,7 +146,7 @@ class _Prepared:
 
 
 @define(eq=False)
-class RecordBook:
+class SessionRecords:
     """
     The records of a session.
 
@@ -165,7 +165,7 @@ class RecordBook:
     ids: CallIds
     split: Split = split_think
     records: list[OpenRecord] = field(factory=list, init=False)
-    tree: ConversationTree[Spot] = field(init=False)
+    tree: ConversationTree[ResumePoint] = field(init=False)
     _task_forms: list[tuple[object, ...]] | None = field(init=False)
     _tool_names: dict[str, str] = field(factory=dict, init=False)
     _prepared: KnownPrefixes[_Prepared] = field(factory=KnownPrefixes, init=False)
@@ -201,7 +201,7 @@ class RecordBook:
             self._last_tools = (tools, tools_key(tools))
         return self._last_tools[1]
 
-    def choose(self, call: ModelCall, tools: str, location: Location[Spot], rendering: Rendering) -> Choice:
+    def choose(self, call: ModelCall, tools: str, location: Match[ResumePoint], rendering: Rendering) -> Choice:
         """
         Return the record of a call; nothing changes.
 
@@ -210,10 +210,10 @@ class RecordBook:
             LongTextError: a text is not there as tokens.
         """
         choice = self._continue(location, rendering)
-        if choice.spot is None or self.options.history == "template":
+        if choice.point is None or self.options.history == "template":
             prompt = _render_prompt(call, tools, rendering)
-            if choice.spot is not None:
-                before = choice.spot.record.trajectory.input_ids[: choice.spot.num_tokens]
+            if choice.point is not None:
+                before = choice.point.record.trajectory.input_ids[: choice.point.num_tokens]
                 if np.array_equal(prompt, np.concatenate([before, choice.ids])):
                     return choice
                 choice = Choice(None, (), choice.ids, "history")
@@ -223,7 +223,7 @@ class RecordBook:
 
     def count_tokens(self, choice: Choice) -> int:
         """Return the number of tokens of the context of a call."""
-        return len(choice.ids) + (choice.spot.num_tokens if choice.spot else 0)
+        return len(choice.ids) + (choice.point.num_tokens if choice.point else 0)
 
     def open(self, call: ModelCall, tools: str, choice: Choice) -> OpenRecord:
         """
@@ -232,23 +232,25 @@ class RecordBook:
         Raises:
             CallRefusedError: the conversation does not fit, or the episode takes no further record.
         """
-        spot = choice.spot
-        if spot is None:
+        point = choice.point
+        if point is None:
             record = self._begin(call, tools, choice)
         else:
-            self._check_room(spot, choice)
-            record = spot.record if spot.record.ends_at(spot) else self._branch(call, spot, choice)
+            self._check_room(point, choice)
+            record = point.record if point.record.ends_at(point) else self._branch(call, point, choice)
             if choice.messages:
                 self.episode.observe(choice.ids, record=record.trajectory)
-                record.tip = self.tree.add(record.tip, choice.messages)
-                self.add_spot(record)
+                record.last_node = self.tree.add(record.last_node, choice.messages)
+                self.add_point(record)
         record.is_sampling = True
         return record
 
-    def add_spot(self, record: OpenRecord) -> None:
-        """Note that the record's tokens end with the conversation of its tip."""
+    def add_point(self, record: OpenRecord) -> None:
+        """Note that the record's tokens end with the conversation of its last_node."""
         trajectory = record.trajectory
-        record.tip.spots.append(Spot(record, record.tip, trajectory.mark(), len(trajectory), record.num_turns))
+        record.last_node.points.append(
+            ResumePoint(record, record.last_node, trajectory.mark(), len(trajectory), record.num_turns)
+        )
 
     def name_call(self, call_id: str, tool: str) -> None:
         """Remember the tool of a call, for templates that show it with the result."""
@@ -268,32 +270,32 @@ class RecordBook:
             message = message if tool is None else {**message, "name": tool}
         return self.ids.restore(message)
 
-    def _continue(self, location: Location[Spot], rendering: Rendering) -> Choice:
-        """Return the spot at which a known conversation continues; without one, the reason for that."""
+    def _continue(self, location: Match[ResumePoint], rendering: Rendering) -> Choice:
+        """Return the point at which a known conversation continues; without one, the reason for that."""
         none, place = np.zeros(0, np.int32), location.place
-        if not location.rest and place.spots and not place.is_turn:
-            spot = _free_spot(place)
-            return Choice(spot, (), none, "" if spot.record.ends_at(spot) else "sibling")
+        if not location.rest and place.points and not place.is_turn:
+            point = _free_point(place)
+            return Choice(point, (), none, "" if point.record.ends_at(point) else "sibling")
         turn = last_turn(place)
         if turn is None:
-            follows = bool(place.spots and location.rest and location.rest[0]["role"] == "assistant")
+            follows = bool(place.points and location.rest and location.rest[0]["role"] == "assistant")
             return Choice(None, (), none, "foreign_turn" if follows else "")
         messages = (*_between(turn, place), *location.rest)
         if any(message["role"] == "assistant" for message in messages):
             return Choice(None, (), none, "foreign_turn")
-        if not turn.spots or not messages:
+        if not turn.points or not messages:
             return Choice(None, (), none, "no_new_message")
-        spot = _free_spot(turn)
+        point = _free_point(turn)
         try:
-            last_token_id = int(spot.record.trajectory.input_ids[spot.num_tokens - 1])
-            ids = rendering.delta(messages, last_token_id, with_tools=spot.record.tools != _NO_TOOLS)
+            last_token_id = int(point.record.trajectory.input_ids[point.num_tokens - 1])
+            ids = rendering.delta(messages, last_token_id, with_tools=point.record.tools != _NO_TOOLS)
         except TemplateError:
             return Choice(None, (), none, "template")
-        reason = "" if spot.record.ends_at(spot) else "busy" if spot.record.is_busy else "inside"
-        return Choice(spot, messages, ids, reason)
+        reason = "" if point.record.ends_at(point) else "busy" if point.record.is_busy else "inside"
+        return Choice(point, messages, ids, reason)
 
-    def _check_room(self, spot: Spot, choice: Choice) -> None:
-        trajectory = spot.record.trajectory
+    def _check_room(self, point: ResumePoint, choice: Choice) -> None:
+        trajectory = point.record.trajectory
         limit = len(trajectory) + self.episode.remaining(trajectory)
         if self.count_tokens(choice) >= limit:
             raise _context_full(self.count_tokens(choice), limit)
@@ -313,28 +315,28 @@ class RecordBook:
             # The run's policy cuts long prompts, but an agent must learn that its conversation does not fit.
             record.is_sampling = True
             raise _context_full(len(choice.ids), trajectory.num_prompt_tokens)
-        self.add_spot(record)
+        self.add_point(record)
         return record
 
-    def _branch(self, call: ModelCall, spot: Spot, choice: Choice) -> OpenRecord:
-        parent = spot.record
+    def _branch(self, call: ModelCall, point: ResumePoint, choice: Choice) -> OpenRecord:
+        parent = point.record
         try:
-            trajectory = self.episode.branch(parent.trajectory, spot.mark, seed_name=f"branch of {parent.name}")
+            trajectory = self.episode.branch(parent.trajectory, point.mark, seed_name=f"branch of {parent.name}")
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error
         record = OpenRecord(
             trajectory=trajectory,
             name=parent.name,
             tools=parent.tools,
-            tip=spot.place,
+            last_node=point.place,
             prompt=parent.prompt,
             headers=call.headers,
             parent=parent,
             reason=choice.reason,
-            num_turns=spot.num_turns,
+            num_turns=point.num_turns,
         )
         self.records.append(record)
-        self.add_spot(record)
+        self.add_point(record)
         return record
 
     def _name_conversation(self, call: ModelCall, prompt_ids: TokenArray) -> str:
@@ -356,19 +358,19 @@ def _render_prompt(call: ModelCall, tools: str, rendering: Rendering) -> TokenAr
         raise CallRefusedError("invalid", str(error), param="messages") from error
 
 
-def _free_spot(place: Place[Spot]) -> Spot:
-    """Return a spot of a conversation whose record can continue, or else the first."""
-    return next((spot for spot in place.spots if spot.record.ends_at(spot)), place.spots[0])
+def _free_point(place: ConversationNode[ResumePoint]) -> ResumePoint:
+    """Return a point of a conversation whose record can continue, or else the first."""
+    return next((point for point in place.points if point.record.ends_at(point)), place.points[0])
 
 
-def _rank(place: Place[Spot]) -> int:
+def _rank(place: ConversationNode[ResumePoint]) -> int:
     """Return the rank of a place among others with the same conversation: one that a record can continue is first."""
     turn = last_turn(place)
-    spots = place.spots or (turn.spots if turn else [])
-    return 0 if any(spot.record.ends_at(spot) for spot in spots) else 1 if spots else 2
+    points = place.points or (turn.points if turn else [])
+    return 0 if any(point.record.ends_at(point) for point in points) else 1 if points else 2
 
 
-def _between(turn: Place[Spot], place: Place[Spot]) -> list[Message]:
+def _between(turn: ConversationNode[ResumePoint], place: ConversationNode[ResumePoint]) -> list[Message]:
     """Return the messages after a turn up to a later place."""
     messages: list[Message] = []
     while place is not turn and place.parent is not None:

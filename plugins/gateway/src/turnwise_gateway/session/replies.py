@@ -22,12 +22,12 @@ class ReplyHead:
     Attributes:
         id: of the turn.
         num_prompt_tokens: tokens of the record before the turn.
-        facts: session, record and turn.
+        provenance: session, record and turn.
     """
 
     id: str
     num_prompt_tokens: int
-    facts: Mapping[str, Any]
+    provenance: Mapping[str, Any]
 
     def part(self, reasoning: str, content: str) -> ModelReply:
         """Return the reply of a turn that is being sampled."""
@@ -39,7 +39,7 @@ class ReplyHead:
             token_ids=np.empty(0, np.int32),
             logprobs=np.empty(0, np.float32),
             signature=self._sign(reasoning),
-            facts=self.facts,
+            provenance=self.provenance,
         )
 
     def whole(self, result: GenerateResult, read: ReadTurn, token_texts: tuple[str, ...]) -> ModelReply:
@@ -62,7 +62,7 @@ class ReplyHead:
             logprobs=result.logprobs,
             token_texts=token_texts,
             signature=self._sign(read.reasoning),
-            facts={**self.facts, "weight_version": int(versions[-1]) if len(versions) else 0},
+            provenance={**self.provenance, "weight_version": int(versions[-1]) if len(versions) else 0},
         )
 
     def _sign(self, reasoning: str) -> str:

@@ -8,8 +8,8 @@ from hashlib import blake2b
 from attrs import define, field
 
 from turnwise import Episode, SamplingParams
-from turnwise_gateway.session.records import OpenRecord, Spot
-from turnwise_gateway.tree.places import Place
+from turnwise_gateway.session.records import OpenRecord, ResumePoint
+from turnwise_gateway.tree.places import ConversationNode
 
 
 @define(eq=False)
@@ -21,12 +21,12 @@ class TurnSeeds:
     its length and the number of earlier samples of the same request.
     """
 
-    _num_samples: Counter[Place[Spot]] = field(factory=Counter, init=False)
+    _num_samples: Counter[ConversationNode[ResumePoint]] = field(factory=Counter, init=False)
 
     def sampling(self, record: OpenRecord, episode: Episode, run_seed: int) -> SamplingParams:
         """Return the sampling parameters of the next turn of a record."""
-        sampling, repeat = episode.sampling, self._num_samples[record.tip]
-        self._num_samples[record.tip] += 1
+        sampling, repeat = episode.sampling, self._num_samples[record.last_node]
+        self._num_samples[record.last_node] += 1
         if sampling.seed is not None or not (record.name or record.parent or repeat):
             return sampling
         place = (run_seed, episode.global_step, episode.validation, episode.uid, record.name)

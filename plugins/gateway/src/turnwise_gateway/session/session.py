@@ -17,19 +17,19 @@ from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, Mode
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
 from turnwise_gateway.session.door import SessionDoor
-from turnwise_gateway.session.drafts import grow
+from turnwise_gateway.session.drafts import stream_reply
 from turnwise_gateway.session.field_counter import FieldCounter
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import UNTRAINED
 from turnwise_gateway.session.parts import SessionParts
-from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
+from turnwise_gateway.session.records import OpenRecord, ResumePoint, SampledTurn, SessionRecords
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
 from turnwise_gateway.session.seeds import TurnSeeds
 from turnwise_gateway.session.tool_calls import ToolDesk
 from turnwise_gateway.session.turns import CallIds, TurnReader
 from turnwise_gateway.tree.messages import split_think
-from turnwise_gateway.tree.places import Location, Place
+from turnwise_gateway.tree.places import ConversationNode, Match
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -61,7 +61,7 @@ class Session:
     name: str
     spawn: Spawn
     limits: CallLimits = field(init=False)
-    book: RecordBook = field(init=False)
+    book: SessionRecords = field(init=False)
     door: SessionDoor = field(init=False)
     error: Exception | None = field(default=None, init=False)
     exhausted: CallRefusedError | None = field(default=None, init=False)
@@ -87,7 +87,7 @@ class Session:
         self.limits = CallLimits.of_context(self.episode.max_tokens)
         self.door = SessionDoor(self.fail, self.changed)
         self._ids = CallIds(parts.chat)
-        self.book = RecordBook(self.episode, parts.chat, parts.options, self._ids, parts.split or split_think)
+        self.book = SessionRecords(self.episode, parts.chat, parts.options, self._ids, parts.split or split_think)
         self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
         keeps = parts.options.malformed_calls == "call"
         self._reader = TurnReader(
@@ -265,7 +265,7 @@ class Session:
             self._drop(record.turn)
         shared = SharedCall(asyncio.get_running_loop().create_future())
         # A separate task, because a retry may wait for it when the first client leaves.
-        task = self.spawn(self._sample(prepared, record, shared, asked=evolve(call, body=b"", growth=None)))
+        task = self.spawn(self._sample(prepared, record, shared, asked=evolve(call, body=b"", partial_reply=None)))
         shared.cancel = lambda: self._leave(call, shared, task)
         # A task that is cancelled before its first step runs nothing of its function, so its end is seen here.
         task.add_done_callback(lambda _: None if shared.outcome.done() else self._end_sampling(call, record, shared))
@@ -282,8 +282,8 @@ class Session:
     async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall) -> None:
         """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call unprepared."""
         self._num_turns += 1
-        facts = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
-        head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), facts)
+        provenance = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
+        head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance)
         try:
             result = await self._generate(call, record, head)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
@@ -327,8 +327,10 @@ class Session:
 
     def _listener(self, call: ModelCall, head: ReplyHead) -> Callable[[Sequence[int]], None] | None:
         """Return the listener of the engine's request, for a stream that can be read while it is sampled."""
-        draft = self._reader.draft(call, (*call.stop, *self.episode.sampling.stop)) if call.growth else None
-        return None if call.growth is None or draft is None else grow(call.growth, draft, head.part)
+        draft = self._reader.draft(call, (*call.stop, *self.episode.sampling.stop)) if call.partial_reply else None
+        return (
+            None if call.partial_reply is None or draft is None else stream_reply(call.partial_reply, draft, head.part)
+        )
 
     def _keep(
         self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead, asked: ModelCall
@@ -337,7 +339,7 @@ class Session:
         name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
         assign = partial(self._ids.assign, messages=asked.messages, record_name=name, turn=record.num_turns + 1)
         read = self._reader.read(result, call, assign)
-        place = self.book.tree.add_turn(record.tip, read.message, read.stop)
+        place = self.book.tree.add_turn(record.last_node, read.message, read.stop)
         for tool_call in read.tool_calls:
             self.book.name_call(tool_call.id, tool_call.name)
         reply = head.whole(result, read, self._reader.token_texts(result.token_ids) if call.logprobs else ())
@@ -345,10 +347,10 @@ class Session:
         self._kept.add_turn(turn)
         return turn
 
-    def _deliver_echoed(self, location: Location[Spot]) -> None:
+    def _deliver_echoed(self, location: Match[ResumePoint]) -> None:
         """Deliver a turn that the client sends back: it has read it, although the transport has not said so yet."""
         waiting = {turn.place: turn for turn in self._kept.waiting()}
-        place: Place[Spot] | None = location.place if waiting else None
+        place: ConversationNode[ResumePoint] | None = location.place if waiting else None
         while place is not None:
             if place in waiting:
                 self._deliver(waiting[place])
@@ -369,12 +371,12 @@ class Session:
             structlog.get_logger().warning("turn not recorded", session=self.name, error=repr(error))
             self.fail(error)
             return
-        record.tip, record.last_text = turn.place, turn.reply.content
+        record.last_node, record.last_text = turn.place, turn.reply.content
         record.num_turns += 1
         record.num_sampled += len(turn.result.token_ids)
         self.transcript.append(DeliveredTurn(turn.call, turn.reply))
         record.last_delivery = len(self.transcript)
-        self.book.add_spot(record)
+        self.book.add_point(record)
 
     def _drop(self, turn: SampledTurn) -> None:
         """Forget a turn that no client has."""

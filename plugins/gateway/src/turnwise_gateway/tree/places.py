@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @define(eq=False)
-class Place(Generic[T]):
+class ConversationNode(Generic[T]):
     """
     A conversation up to a message.
 
@@ -40,19 +40,19 @@ class Place(Generic[T]):
         message: in its first form: as the client got it, or as it sent it.
         forms: normal forms of the message, without and with the string that ended the turn.
         is_turn: the model sampled the message, in this session.
-        spots: places in records at which their tokens end with this conversation, in the order of their making. After
+        points: places in records at which their tokens end with this conversation, in the order of their making. After
             a message of the environment the model's turn can start there; after a turn, tokens of new messages.
         children: conversations with one more message.
         seen: form of the message in the last request that had it.
         counted: names of the tolerances that this message needed.
     """
 
-    parent: Place[T] | None
+    parent: ConversationNode[T] | None
     message: Message
     forms: tuple[NormalForm, ...]
     is_turn: bool = False
-    spots: list[T] = field(factory=list)
-    children: list[Place[T]] = field(factory=list)
+    points: list[T] = field(factory=list)
+    children: list[ConversationNode[T]] = field(factory=list)
     seen: Message | None = None
     counted: set[str] = field(factory=set)
 
@@ -66,22 +66,22 @@ class Place(Generic[T]):
     def conversation(self) -> list[Message]:
         """Return all messages up to this one, each in its first form."""
         messages: list[Message] = []
-        place: Place[T] | None = self
+        place: ConversationNode[T] | None = self
         while place is not None and place.parent is not None:
             messages.append(place.message)
             place = place.parent
         return messages[::-1]
 
-    def within(self, earlier: Place[T]) -> bool:
+    def within(self, earlier: ConversationNode[T]) -> bool:
         """Return whether this conversation starts with another, or is it."""
-        place: Place[T] | None = self
+        place: ConversationNode[T] | None = self
         while place is not None and place is not earlier:
             place = place.parent
         return place is earlier
 
 
 @frozen(eq=False)
-class Location(Generic[T]):
+class Match(Generic[T]):
     """
     The part of a conversation that a tree knows.
 
@@ -93,9 +93,9 @@ class Location(Generic[T]):
         trail: start for the lookup of a request that continues this one.
     """
 
-    place: Place[T]
+    place: ConversationNode[T]
     rest: tuple[Message, ...]
-    echoes: tuple[tuple[Place[T], Message], ...] = ()
+    echoes: tuple[tuple[ConversationNode[T], Message], ...] = ()
     num_empty: int = 0
     trail: _Trail[T] | None = None
 
@@ -104,7 +104,7 @@ class Location(Generic[T]):
 class _Step(Generic[T]):
     """A place that the lookup has reached, and how it came there; `before` is the step before."""
 
-    place: Place[T]
+    place: ConversationNode[T]
     num_messages: int
     before: _Step[T] | None = None
     echo: Message | None = None
@@ -117,14 +117,14 @@ class _Trail(Generic[T]):
 
     tools: str
     messages: tuple[Message, ...]
-    place: Place[T]
+    place: ConversationNode[T]
     num_forks: int
 
 
 @define(eq=False)
 class ConversationTree(Generic[T]):
     """
-    The conversations of one session. `T` is the type of its spots.
+    The conversations of one session. `T` is the type of its points.
 
     Attributes:
         split: splits the reasoning from a text.
@@ -132,26 +132,26 @@ class ConversationTree(Generic[T]):
     """
 
     split: Split = split_think
-    rank: Callable[[Place[T]], int] = field(default=lambda place: -len(place.spots))
-    _roots: dict[str, Place[T]] = field(factory=dict, init=False)
-    _owners: dict[str, Place[T]] = field(factory=dict, init=False)
+    rank: Callable[[ConversationNode[T]], int] = field(default=lambda place: -len(place.points))
+    _roots: dict[str, ConversationNode[T]] = field(factory=dict, init=False)
+    _owners: dict[str, ConversationNode[T]] = field(factory=dict, init=False)
     _defaults: Defaults = field(factory=dict, init=False)
-    _trails: KnownPrefixes[Place[T]] = field(factory=KnownPrefixes, init=False)
+    _trails: KnownPrefixes[ConversationNode[T]] = field(factory=KnownPrefixes, init=False)
     _num_forks: int = field(default=0, init=False)
 
-    def root(self, tools: str) -> Place[T]:
+    def root(self, tools: str) -> ConversationNode[T]:
         """Return the empty conversation with these tools; see `turnwise_gateway.tree.messages.tools_key`."""
         if tools not in self._roots:
-            self._roots[tools] = Place(None, {}, ())
+            self._roots[tools] = ConversationNode(None, {}, ())
             self._defaults = {**self._defaults, **read_defaults(json.loads(tools))}
             self._forget_trails()  # more messages may agree with known ones
         return self._roots[tools]
 
-    def locate(self, tools: str, messages: Sequence[Message]) -> Location[T]:
+    def locate(self, tools: str, messages: Sequence[Message]) -> Match[T]:
         """Return the known part of a conversation: the deepest that ends with the model's turn, or else the deepest."""
         given = tuple(messages)
         # A root is made when something is added to it: a refused request leaves nothing.
-        start, place = self._trails.find(tools, given) or (0, self._roots.get(tools) or Place(None, {}, ()))
+        start, place = self._trails.find(tools, given) or (0, self._roots.get(tools) or ConversationNode(None, {}, ()))
         steps = [_Step(place, start)]
         only = steps[0]
         left: list[_Step[T]] = []
@@ -168,18 +168,18 @@ class ConversationTree(Generic[T]):
         trail = _Trail(tools, given[: only.num_messages], only.place, self._num_forks)
         return self._locate(self._choose([*steps, *left], given), given, trail)
 
-    def add(self, place: Place[T], messages: Iterable[Message]) -> Place[T]:
+    def add(self, place: ConversationNode[T], messages: Iterable[Message]) -> ConversationNode[T]:
         """Return the place after further messages, which are not the model's; known ones are found."""
         for message in messages:
             form = normalise(message, self.split, self._defaults)
             known = [child for child in place.children if child.agrees(form) and not child.is_turn]
             if not known:
-                known = [Place(place, message, (form,), seen=message)]
+                known = [ConversationNode(place, message, (form,), seen=message)]
                 self._attach(place, known[0])
             place = known[0]
         return place
 
-    def add_turn(self, place: Place[T], message: Message, stop: str | None = None) -> Place[T]:
+    def add_turn(self, place: ConversationNode[T], message: Message, stop: str | None = None) -> ConversationNode[T]:
         """
         Add a turn of the model, and make it the owner of its calls.
 
@@ -191,13 +191,13 @@ class ConversationTree(Generic[T]):
         content = message.get("content") or ""
         contents = [content, content + stop, content.strip() + stop] if stop else [content]
         forms = [normalise({**message, "content": text}, self.split, self._defaults) for text in contents]
-        turn: Place[T] = Place(place, message, tuple(forms), is_turn=True)
+        turn: ConversationNode[T] = ConversationNode(place, message, tuple(forms), is_turn=True)
         self._attach(place, turn)
         for call in message.get("tool_calls") or ():
             self._owners[call["id"]] = turn
         return turn
 
-    def remove_turn(self, turn: Place[T]) -> None:
+    def remove_turn(self, turn: ConversationNode[T]) -> None:
         """Forget a turn that no client has."""
         if turn.parent is not None and turn in turn.parent.children:
             turn.parent.children.remove(turn)
@@ -205,7 +205,7 @@ class ConversationTree(Generic[T]):
         for call in turn.message.get("tool_calls") or ():
             self._owners.pop(call["id"], None)
 
-    def owner(self, call_id: str) -> Place[T] | None:
+    def owner(self, call_id: str) -> ConversationNode[T] | None:
         """Return the turn that has a call with this id."""
         return self._owners.get(call_id)
 
@@ -214,7 +214,7 @@ class ConversationTree(Generic[T]):
         others = [tools for tools in self._roots if tools != except_tools]
         return any(last_turn(self.locate(tools, messages).place) is not None for tools in others)
 
-    def note(self, location: Location[T]) -> Counter[str]:
+    def note(self, location: Match[T]) -> Counter[str]:
         """Remember the forms of a request's messages; return the tolerances that they need for the first time."""
         needed: Counter[str] = Counter()
         for place, message in location.echoes:
@@ -233,7 +233,7 @@ class ConversationTree(Generic[T]):
         self._trails.clear()
         self._num_forks += 1
 
-    def _attach(self, place: Place[T], child: Place[T]) -> None:
+    def _attach(self, place: ConversationNode[T], child: ConversationNode[T]) -> None:
         """Add a child to a place."""
         if place.children:
             self._forget_trails()  # the lookup of a known conversation may now find two places
@@ -262,7 +262,7 @@ class ConversationTree(Generic[T]):
             return steps[0]
         owner = next((self._owners[each] for each in _call_ids(messages) if each in self._owners), None)
 
-        def order(step: _Step[T]) -> tuple[bool, int, bool, bool, int, int]:
+        def order(step: _Step[T]) -> tuple[bool, bool, int, bool, int, int]:
             is_owned = owner is not None and step.place.within(owner)
             # A request answers something, so an empty message at its end is no turn. Elsewhere the fewest are skipped.
             ends_in_turn = step.place.is_turn and step.num_messages == len(messages)
@@ -273,7 +273,7 @@ class ConversationTree(Generic[T]):
 
         return min(steps, key=order)
 
-    def _is_foreign(self, place: Place[T] | None, rest: Sequence[Message]) -> bool:
+    def _is_foreign(self, place: ConversationNode[T] | None, rest: Sequence[Message]) -> bool:
         """Return whether the last assistant message of a request is somebody else's; empty ones do not count."""
         while place is not None and not place.is_turn:
             if place.message.get("role") == "assistant" and not place.forms[0].is_empty_turn:
@@ -282,7 +282,7 @@ class ConversationTree(Generic[T]):
         kept, _num_empty = without_empty(rest, self.split)
         return any(message["role"] == "assistant" for message in kept)
 
-    def _locate(self, step: _Step[T], messages: Sequence[Message], trail: _Trail[T]) -> Location[T]:
+    def _locate(self, step: _Step[T], messages: Sequence[Message], trail: _Trail[T]) -> Match[T]:
         echoes = []
         walked: _Step[T] | None = step
         while walked is not None:
@@ -290,7 +290,7 @@ class ConversationTree(Generic[T]):
                 echoes.append((walked.place, walked.echo))
             walked = walked.before
         rest, num_empty = without_empty(messages[step.num_messages :], self.split)
-        return Location(step.place, rest, tuple(echoes), step.num_empty + num_empty, trail)
+        return Match(step.place, rest, tuple(echoes), step.num_empty + num_empty, trail)
 
 
 def without_empty(messages: Iterable[Message], split: Split = split_think) -> tuple[tuple[Message, ...], int]:
@@ -302,7 +302,7 @@ def without_empty(messages: Iterable[Message], split: Split = split_think) -> tu
     return kept, len(given) - len(kept)
 
 
-def last_turn(place: Place[T] | None) -> Place[T] | None:
+def last_turn(place: ConversationNode[T] | None) -> ConversationNode[T] | None:
     """Return the last turn of the model in a conversation."""
     while place is not None and not place.is_turn:
         place = place.parent

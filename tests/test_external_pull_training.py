@@ -16,7 +16,7 @@ import yaml
 from training_site import CONFIG, make_site, start
 
 from turnwise_result_files import read_training_step
-from turnwise_task_pool.pool_view import PoolView
+from turnwise_task_pool.pool.pool_view import PoolView
 
 NUM_STEPS, NUM_TASKS, GROUP_SIZE = 3, 3, 3
 

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 
 from turnwise_gateway.control.attempt import Verdict
-from turnwise_task_pool.sqlite_store import SqliteStore
-from turnwise_task_pool.store import Lease, PoolTask
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
+from turnwise_task_pool.pool.store import Lease, PoolTask
 
 TASKS = [PoolTask(uid=uid, rollouts=range(2), content={"question": uid}) for uid in "abc"]
 LEASE_S = 10.0

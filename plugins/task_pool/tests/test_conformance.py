@@ -3,8 +3,8 @@
 import pytest
 
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.sqlite_store import SqliteStore
-from turnwise_task_pool.store import PoolTask
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
+from turnwise_task_pool.pool.store import PoolTask
 from turnwise_testing import CommandExample, CommandSuite
 from turnwise_testing.suites.plugin import PluginSuite
 

@@ -24,13 +24,13 @@ from turnwise_gateway.control.control_server import ControlServer, RequestError
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.control import build_control_app
-from turnwise_task_pool.lease_renewal import LeaseRenewal
-from turnwise_task_pool.leased_session import LeasedSession
-from turnwise_task_pool.sqlite_store import SqliteStore
-from turnwise_task_pool.store import Lease, PoolTask
-from turnwise_task_pool.task_pool import TaskPool
-from turnwise_task_pool.worker import PoolWorker
+from turnwise_task_pool.driver.control import build_control_app
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
+from turnwise_task_pool.pool.store import Lease, PoolTask
+from turnwise_task_pool.pool.task_pool import TaskPool
+from turnwise_task_pool.workers.lease_renewal import LeaseRenewal
+from turnwise_task_pool.workers.leased_session import LeasedSession
+from turnwise_task_pool.workers.worker import PoolWorker
 
 SECRET = "a secret of the control port"
 LEASE_S = 10.0

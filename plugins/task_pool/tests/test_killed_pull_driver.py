@@ -15,8 +15,8 @@ from gateway_rollouts import start_rollout, wait_until, write_rollout
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
 from turnwise_result_files import read_results
-from turnwise_task_pool.pool_view import PoolView
-from turnwise_task_pool.store import State
+from turnwise_task_pool.pool.pool_view import PoolView
+from turnwise_task_pool.pool.store import State
 
 NUM_TASKS = 12
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from turnwise_task_pool import agent as pull_agent
-from turnwise_task_pool import attempts as pool_attempts
 from turnwise_task_pool.agent import PoolAgent
-from turnwise_task_pool.attempts import Offer
 from turnwise_task_pool.config import PoolConfig
+from turnwise_task_pool.workers import attempts as pool_attempts
+from turnwise_task_pool.workers.attempts import Offer
 
 
 class Attempt:

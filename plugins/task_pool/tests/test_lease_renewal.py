@@ -9,7 +9,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise_task_pool.lease_renewal import LeaseRenewal
+from turnwise_task_pool.workers.lease_renewal import LeaseRenewal
 
 LEASE_S = 8.0
 

@@ -16,7 +16,7 @@ from machines import Machine, short_folder, two_machines
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
 from turnwise_result_files import read_results
-from turnwise_task_pool.pool_view import PoolView
+from turnwise_task_pool.pool.pool_view import PoolView
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 NUM_TASKS = 40

@@ -25,8 +25,9 @@ from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.replay.request_file import RequestLog
 from turnwise_reported_reward import ReportedReward
-from turnwise_task_pool import make_agent, worker
+from turnwise_task_pool import make_agent
 from turnwise_task_pool.config import PoolConfig
+from turnwise_task_pool.workers import worker
 from turnwise_testing.probes.agent import AgentProbe, make_task, probe_chat, probe_resources
 
 PLAN = RolloutPlan(default_agent="external", agents={"external": None})

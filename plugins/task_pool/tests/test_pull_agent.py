@@ -14,8 +14,8 @@ from session_scenarios import TURNS
 
 from turnwise import Status
 from turnwise_gateway.host import ModelClient
-from turnwise_task_pool.offers import Offers
-from turnwise_task_pool.store import Lease
+from turnwise_task_pool.driver.offers import Offers
+from turnwise_task_pool.pool.store import Lease
 
 
 def test_an_outside_agent_runs_and_scores_an_episode(run_with: Callable[..., Any], tmp_path: Path) -> None:

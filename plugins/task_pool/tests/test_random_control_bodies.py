@@ -17,8 +17,9 @@ from pull_control import serviced
 from random_bodies import PULL
 from random_requests import Port, Request, build_probe, check_bodies, send
 
-from turnwise_task_pool import control, make_agent
+from turnwise_task_pool import make_agent
 from turnwise_task_pool.config import PoolConfig
+from turnwise_task_pool.driver import control
 from turnwise_testing.probes.agent import make_task, probe_resources
 
 

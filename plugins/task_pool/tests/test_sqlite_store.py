@@ -11,9 +11,9 @@ import pytest
 
 from turnwise.errors import DataError
 from turnwise_gateway.control.attempt import Verdict
-from turnwise_task_pool.offer_store import OfferStore
-from turnwise_task_pool.sqlite_store import SqliteStore
-from turnwise_task_pool.store import PoolError, PoolTask, State
+from turnwise_task_pool.driver.offer_store import OfferStore
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
+from turnwise_task_pool.pool.store import PoolError, PoolTask, State
 
 SITE = Path(__file__).with_name("crash_site.py")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from turnwise_gateway.control.attempt import Verdict
-from turnwise_task_pool.sqlite_store import SqliteStore
-from turnwise_task_pool.store import Lease, PoolTask, State
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
+from turnwise_task_pool.pool.store import Lease, PoolTask, State
 
 LEASE_S = 10.0
 CAPACITY = 6

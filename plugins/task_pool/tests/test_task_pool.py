@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise_gateway.control.attempt import Verdict
-from turnwise_task_pool.sqlite_store import SqliteStore
-from turnwise_task_pool.store import Lease, PoolError, PoolResult, PoolTask, State
-from turnwise_task_pool.task_pool import TaskPool, steady_clock
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
+from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, PoolTask, State
+from turnwise_task_pool.pool.task_pool import TaskPool, steady_clock
 
 LEASE_S = 10.0
 

@@ -17,7 +17,7 @@ from turnwise_gateway.control.recorded_session import RecordedSession
 from turnwise_gateway.control.scores import ScoreReport
 from turnwise_gateway.session.session import Session
 from turnwise_reported_reward.reward import ReportedReward
-from turnwise_task_pool.store import Attempted, Verdict
+from turnwise_task_pool.pool.store import Attempted, Verdict
 from turnwise_testing.engines.scripted import ScriptedEngine
 
 

@@ -20,12 +20,12 @@ from turnwise_gateway.programs.program import ProgramFailedError
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.parts import SessionParts
-from turnwise_task_pool.attempts import Attempt, Offer
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.service import PoolService
-from turnwise_task_pool.store import PoolResult
-from turnwise_task_pool.store import State as RolloutState
-from turnwise_task_pool.worker import PoolWorker
+from turnwise_task_pool.driver.service import PoolService
+from turnwise_task_pool.pool.store import PoolResult
+from turnwise_task_pool.pool.store import State as RolloutState
+from turnwise_task_pool.workers.attempts import Attempt, Offer
+from turnwise_task_pool.workers.worker import PoolWorker
 
 
 @define(eq=False)

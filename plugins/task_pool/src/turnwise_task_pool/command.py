@@ -14,10 +14,10 @@ from attrs import asdict
 from turnwise.errors import DataError, InfrastructureError
 from turnwise.terminal import write_output
 from turnwise.types import JsonDict
-from turnwise_task_pool.store import State
+from turnwise_task_pool.pool.store import State
 
 if TYPE_CHECKING:
-    from turnwise_task_pool.pool_view import PoolView, RolloutView
+    from turnwise_task_pool.pool.pool_view import PoolView, RolloutView
 
 _COLUMNS = ("uid", "step", "rollout", "state", "attempts", "worker", "expires in s", "reason")
 
@@ -49,8 +49,8 @@ class PoolCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         # Imported here: a list of all commands needs no database and no tables.
-        from turnwise_task_pool.pool_view import PoolView
-        from turnwise_task_pool.sqlite_store import SqliteStore
+        from turnwise_task_pool.pool.pool_view import PoolView
+        from turnwise_task_pool.pool.sqlite_store import SqliteStore
 
         action, path = arguments.action, arguments.pool
         if action == "status" and path.suffix == ".json":

@@ -13,8 +13,8 @@ from attrs import asdict, define, field
 from turnwise.errors import InfrastructureError
 from turnwise_gateway.control.control_server import RequestError
 from turnwise_gateway.host import ModelClient
-from turnwise_task_pool.store import Lease, PoolTask
-from turnwise_task_pool.task_pool import TaskPool
+from turnwise_task_pool.pool.store import Lease, PoolTask
+from turnwise_task_pool.pool.task_pool import TaskPool
 
 _MAX_ENDED: Final = 1024
 """Leases of ended episodes whose worker is still asked for their session."""

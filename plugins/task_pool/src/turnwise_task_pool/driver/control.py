@@ -28,9 +28,9 @@ from turnwise_gateway.control.scores import check_number
 from turnwise_gateway.control.session_routes import read_form
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.server.options import ServerOptions
-from turnwise_task_pool.offers import Offers, Plain, WorkerGoneError
-from turnwise_task_pool.store import Lease, PoolError
-from turnwise_task_pool.task_pool import TaskPool
+from turnwise_task_pool.driver.offers import Offers, Plain, WorkerGoneError
+from turnwise_task_pool.pool.store import Lease, PoolError
+from turnwise_task_pool.pool.task_pool import TaskPool
 
 MAX_WAIT_S: Final = 60.0
 """Longest wait of a request for a lease; proxies and clients close connections that are silent for longer."""

@@ -18,8 +18,8 @@ from attrs import define, field
 
 from turnwise.errors import DataError, Owner
 from turnwise_gateway.control.attempt import Verdict
-from turnwise_task_pool.sqlite_check import check_pool
-from turnwise_task_pool.sqlite_rows import (
+from turnwise_task_pool.pool.sqlite_check import check_pool
+from turnwise_task_pool.pool.sqlite_rows import (
     FROM_RESULT,
     FROM_ROLLOUT,
     LEASE_COLUMNS,
@@ -32,7 +32,7 @@ from turnwise_task_pool.sqlite_rows import (
     read_result,
     to_json,
 )
-from turnwise_task_pool.store import Lease, PoolError, PoolResult, PoolTask, State
+from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, PoolTask, State
 
 
 @define(eq=False)

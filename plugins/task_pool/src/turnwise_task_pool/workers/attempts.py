@@ -15,9 +15,9 @@ from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.lease_renewal import LeaseRenewal
-from turnwise_task_pool.leased_session import LeasedSession
-from turnwise_task_pool.store import Lease, PoolResult
+from turnwise_task_pool.pool.store import Lease, PoolResult
+from turnwise_task_pool.workers.lease_renewal import LeaseRenewal
+from turnwise_task_pool.workers.leased_session import LeasedSession
 
 
 @define(eq=False)

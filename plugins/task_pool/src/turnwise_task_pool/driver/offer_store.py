@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from attrs import define
 
-from turnwise_task_pool.sqlite_rows import FROM_ROLLOUT
-from turnwise_task_pool.sqlite_store import SqliteStore
-from turnwise_task_pool.store import PoolTask, State
+from turnwise_task_pool.pool.sqlite_rows import FROM_ROLLOUT
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
+from turnwise_task_pool.pool.store import PoolTask, State
 
 
 @define(eq=False)

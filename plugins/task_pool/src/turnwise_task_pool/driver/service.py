@@ -19,12 +19,12 @@ from turnwise_gateway.control.announcement import announced
 from turnwise_gateway.control.control_server import ControlServer
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_task_pool.config import LOOPBACK, PoolConfig
-from turnwise_task_pool.control import build_control_app
-from turnwise_task_pool.locks import only_user
-from turnwise_task_pool.offer_store import OfferStore
-from turnwise_task_pool.offers import Offers
-from turnwise_task_pool.store import Lease
-from turnwise_task_pool.task_pool import TaskPool
+from turnwise_task_pool.driver.control import build_control_app
+from turnwise_task_pool.driver.offer_store import OfferStore
+from turnwise_task_pool.driver.offers import Offers
+from turnwise_task_pool.pool.locks import only_user
+from turnwise_task_pool.pool.store import Lease
+from turnwise_task_pool.pool.task_pool import TaskPool
 
 _REACH_S: Final = 10.0
 """Seconds for the driver to connect to the agents' port of a worker."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from turnwise.errors import DataError
-from turnwise_task_pool.sqlite_rows import SCHEMA_VERSION
+from turnwise_task_pool.pool.sqlite_rows import SCHEMA_VERSION
 
 _NUMBERS = ("rollout_n", "attempt", "fence")
 _ENDED = "('done', 'dead')"

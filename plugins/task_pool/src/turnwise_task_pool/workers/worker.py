@@ -27,10 +27,10 @@ from turnwise_gateway.control.control_server import RequestError
 from turnwise_gateway.control.session_routes import is_end, report_score
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.session.parts import SessionParts
-from turnwise_task_pool.attempts import Offer
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.leased_session import LeasedSession
-from turnwise_task_pool.store import Lease, PoolResult, State
+from turnwise_task_pool.pool.store import Lease, PoolResult, State
+from turnwise_task_pool.workers.attempts import Offer
+from turnwise_task_pool.workers.leased_session import LeasedSession
 
 Plain = dict[str, Any]
 """Plain data of a call."""

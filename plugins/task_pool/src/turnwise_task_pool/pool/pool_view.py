@@ -11,9 +11,9 @@ from pathlib import Path
 from attrs import frozen
 
 from turnwise.errors import DataError
-from turnwise_task_pool.sqlite_check import check_pool
-from turnwise_task_pool.sqlite_rows import FROM_RESULT, RESULT_COLUMNS, read_result
-from turnwise_task_pool.store import PoolResult, State
+from turnwise_task_pool.pool.sqlite_check import check_pool
+from turnwise_task_pool.pool.sqlite_rows import FROM_RESULT, RESULT_COLUMNS, read_result
+from turnwise_task_pool.pool.store import PoolResult, State
 
 _ROLLOUTS = (
     "SELECT uid, global_step, rollout.rollout_n, rollout.state, attempt, worker, until, coalesce(reason, '') "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from turnwise_task_pool.store import Lease, PoolError, PoolResult, State
+from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, State
 
 SCHEMA_VERSION = 3
 # A group keeps its number, so rollouts that become ready again come before those of later groups.

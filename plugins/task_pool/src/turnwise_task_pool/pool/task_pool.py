@@ -22,7 +22,7 @@ from attrs import define, field
 
 from turnwise.errors import Owner
 from turnwise_gateway.control.attempt import Verdict
-from turnwise_task_pool.store import Lease, PoolError, PoolResult, PoolTask, TaskStore
+from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, PoolTask, TaskStore
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -26,9 +26,9 @@ from turnwise.record.spec import EpisodeSpec
 from turnwise_gateway.control.control_server import ControlServer
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
-from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.routes import build_serving_app
 from turnwise_gateway.serving.served_agent import SERVED_NAME, ServedAgent, ServedConfig
+from turnwise_gateway.serving.session_service import SessionService
 from turnwise_gateway.session.session import Session
 from turnwise_testing.probes.agent import make_task, probe_resources
 
@@ -58,8 +58,8 @@ def run_serving(sent: Sequence[Request], _folder: Path) -> Any:
     async def main() -> Any:
         server = RunningServer("m", ServerOptions())
         await server.start()
-        desk = ServingDesk(server, capacity=10**6)
-        agent = ServedAgent(ServedConfig(), probe_resources(), desk)
+        service = SessionService(server, capacity=10**6)
+        agent = ServedAgent(ServedConfig(), probe_resources(), service)
         probe = build_probe(agent)
         engine = probe.engine()
         await engine.start()
@@ -71,7 +71,7 @@ def run_serving(sent: Sequence[Request], _folder: Path) -> Any:
                 context = EpisodeContext(engine=engine, spawn=group.create_task)
                 episode = LiveEpisode(spec=spec, limits=probe.limits(), context=context)
                 result = await run_episode(episode, EpisodeProgram(agent=agent))
-                desk.note_result(result)
+                service.note_result(result)
 
             episodes: list[asyncio.Task[None]] = []
 
@@ -80,10 +80,10 @@ def run_serving(sent: Sequence[Request], _folder: Path) -> Any:
                     raise DataError(f"the run has no agent {task.agent_name!r}")
                 episodes.append(group.create_task(play(task, number)))
 
-            desk.submit = submit
-            app = build_serving_app(desk, SECRET, ServerOptions(), lambda: [make_task()])
+            service.submit = submit
+            app = build_serving_app(service, SECRET, ServerOptions(), lambda: [make_task()])
             async with ControlServer(app) as control:
-                served = await desk.request(make_task())
+                served = await service.request(make_task())
                 found = await send(Port(control.url, SECRET, {"session": served.names.id}), sent)
             for episode in episodes:
                 episode.cancel()

@@ -82,7 +82,7 @@ class ScriptedSession:
 
 
 @define(eq=False)
-class Desk:
+class Finder:
     """A worker with scripted sessions; it answers at once."""
 
     pool: TaskPool
@@ -105,7 +105,7 @@ class Desk:
             openai_base_url="o", anthropic_base_url="a", api_key=f"key-{lease.id}", model="policy", mcp_url="m"
         )
 
-    def find(self, session_id: str) -> Desk | None:
+    def find(self, session_id: str) -> Finder | None:
         return self if session_id in self.sessions else None
 
     def note_end(self, session_id: str) -> None:
@@ -127,7 +127,7 @@ class Site:
 
     client: ClientSession
     pool: TaskPool
-    desk: Desk
+    finder: Finder
     now: list[float]
     url: str
 
@@ -156,12 +156,12 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
     now = [0.0]
     store = SqliteStore(folder / "pool.sqlite", max_attempts=2)
     async with TaskPool(store, 8, lease_s=LEASE_S, clock=lambda: now[0]) as pool:
-        desk = Desk(pool)
+        finder = Finder(pool)
         async with (
-            ControlServer(build_control_app(pool, desk, SECRET)) as server,
+            ControlServer(build_control_app(pool, finder, SECRET)) as server,
             ClientSession(server.url, headers={"Authorization": f"Bearer {SECRET}"}) as client,
         ):
-            yield Site(client, pool, desk, now, server.url)
+            yield Site(client, pool, finder, now, server.url)
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_failed_attempts_are_tried_again_until_the_last(at_site) -> None:
         await site.put_and_lease()
         await site.post("/leases/1-0-1/fail", fence=1, reason="no idea")
         with pytest.raises(CallRefusedError, match="has ended"):
-            await site.desk.sessions["1-0-1"].session.answer(ModelCall(dialect="chat", messages=()))
+            await site.finder.sessions["1-0-1"].session.answer(ModelCall(dialect="chat", messages=()))
         lease = (await site.post("/tasks/lease", worker="w", wait_s=10))["lease"]
         assert ("1-0-2", 2) == (lease["id"], lease["attempt"])
         await site.post("/leases/1-0-1/complete", 409, fence=1, score=1)
@@ -278,7 +278,7 @@ def test_turns_are_scored_one_by_one(at_site) -> None:
 
     async def check(site: Site) -> None:
         await site.put_and_lease()
-        session = site.desk.sessions["1-0-1"]
+        session = site.finder.sessions["1-0-1"]
         session.session.replies = [evolve(TURN, id=f"t{number}") for number in range(3)]
         for _ in range(3):
             (await session.session.answer(ModelCall(dialect="chat", messages=()))).confirm()
@@ -472,7 +472,7 @@ def test_short_secrets_are_refused(tmp_path: Path) -> None:
     pool = TaskPool(SqliteStore(tmp_path / "pool.sqlite"), 1)
 
     with pytest.raises(ConfigError, match="16 characters"):
-        build_control_app(pool, Desk(pool), "short")
+        build_control_app(pool, Finder(pool), "short")
 
 
 def test_an_agent_that_hangs_up_takes_no_task(at_site) -> None:
@@ -494,7 +494,7 @@ def test_a_session_as_json_and_atif(at_site) -> None:
 
     async def check(site: Site) -> None:
         await site.put_and_lease()
-        session = site.desk.sessions["1-0-1"]
+        session = site.finder.sessions["1-0-1"]
         answer = {"role": "assistant", "content": "Hm.", "tool_calls": []}
         first = ({"role": "system", "content": "s"}, {"role": "user", "content": "?"})
         result = {"role": "tool", "tool_call_id": "abc123456", "content": "2"}

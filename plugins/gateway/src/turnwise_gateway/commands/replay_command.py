@@ -16,9 +16,9 @@ from turnwise_gateway.replay.recorded_engine import RecordedEngine
 from turnwise_gateway.replay.replayed_session import DifferenceError, SessionReplay, find_difference
 from turnwise_gateway.replay.request_file import RequestFile, read_requests
 from turnwise_gateway.server import ServerOptions
-from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.output import REQUESTS_DIR
 from turnwise_gateway.serving.served_agent import add_served_agent, model_name
+from turnwise_gateway.serving.session_service import SessionService
 from turnwise_result_files.resumption import CONFIG_FILE
 
 _ENGINE = "gateway_replay"
@@ -102,9 +102,9 @@ def _replay_all(config: RunConfig, host: Host, files: list[RequestFile]) -> list
     engine = RecordedEngine()
     with host.registry("engines").owned_by("gateway"):
         host.registry("engines").add(_ENGINE, lambda _config, _resources: engine)
-    desk = ServingDesk(RunningServer(model_name(config), ServerOptions()), capacity=1)
+    service = SessionService(RunningServer(model_name(config), ServerOptions()), capacity=1)
     config = evolve(
-        add_served_agent(config, host, desk),
+        add_served_agent(config, host, service),
         engine=evolve(config.agent, name=_ENGINE, options={}),
         runtime=evolve(config.runtime, name="local"),
         observers=(),
@@ -112,21 +112,21 @@ def _replay_all(config: RunConfig, host: Host, files: list[RequestFile]) -> list
         reward=None,
     )
     with RolloutManager.from_config(config, host) as manager:
-        manager.call(desk.server.start())
+        manager.call(service.server.start())
         try:
-            return [_replay(manager, desk, SessionReplay(file, engine)) for file in files]
+            return [_replay(manager, service, SessionReplay(file, engine)) for file in files]
         finally:
-            manager.call(desk.server.stop())
+            manager.call(service.server.stop())
 
 
-def _replay(manager: RolloutManager, desk: ServingDesk, replay: SessionReplay) -> Replayed:
+def _replay(manager: RolloutManager, service: SessionService, replay: SessionReplay) -> Replayed:
     """Replay one session in a separate episode."""
     file = replay.file
-    desk.make_session = replay.open
-    desk.numbers[file.task.uid] = file.rollout_n
+    service.make_session = replay.open
+    service.numbers[file.task.uid] = file.rollout_n
 
     async def run(task: Task) -> None:
-        served = await desk.request(task)
+        served = await service.request(task)
         try:
             client: ModelClient = served.client
             await replay.run(client)
@@ -135,14 +135,14 @@ def _replay(manager: RolloutManager, desk: ServingDesk, replay: SessionReplay) -
 
     difference: str | None = None
     with manager.open(global_step=file.global_step, validation=file.validation) as feed:
-        desk.submit = lambda task, number: feed.submit(task, rollout_n=number)
+        service.submit = lambda task, number: feed.submit(task, rollout_n=number)
         try:
             manager.call(run(file.task))
         except* DifferenceError as group:
             difference = str(group.exceptions[0])
         feed.close()
         for result in feed:
-            manager.call(_note(desk, result))
+            manager.call(_note(service, result))
     if difference is None and file.records is not None:
         difference = find_difference(file.records, replay.records)
     num_calls = sum(event["event"] == "call" for event in file.events)
@@ -155,5 +155,5 @@ def _replay(manager: RolloutManager, desk: ServingDesk, replay: SessionReplay) -
     )
 
 
-async def _note(desk: ServingDesk, result: EpisodeResult) -> None:
-    desk.note_result(result)
+async def _note(service: SessionService, result: EpisodeResult) -> None:
+    service.note_result(result)

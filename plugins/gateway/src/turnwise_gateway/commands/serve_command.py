@@ -29,10 +29,10 @@ from turnwise_gateway.control.announcement import announced
 from turnwise_gateway.control.control_server import ControlServer
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.server import ServerOptions
-from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, locked_folder
 from turnwise_gateway.serving.routes import build_serving_app
 from turnwise_gateway.serving.served_agent import add_served_agent, model_name
+from turnwise_gateway.serving.session_service import SessionService
 from turnwise_result_files import RunningEpisodes
 from turnwise_result_files.folder_arguments import (
     add_folder_arguments,
@@ -104,7 +104,7 @@ class _Site:
     """The two ports, on the event loop of the run."""
 
     server: RunningServer
-    desk: ServingDesk
+    service: SessionService
     secret: str = field(factory=lambda: secrets.token_urlsafe(32), repr=False)
     _parts: AsyncExitStack = field(factory=AsyncExitStack)
 
@@ -114,7 +114,7 @@ class _Site:
             await self.server.start()
             self._parts.push_async_callback(self.server.stop)
             options = ServerOptions(port=control_port)
-            app = build_serving_app(self.desk, self.secret, options, partial(load_tasks, config))
+            app = build_serving_app(self.service, self.secret, options, partial(load_tasks, config))
             control = await self._parts.enter_async_context(ControlServer(app, options))
         except OSError as error:
             await self.close()
@@ -125,14 +125,14 @@ class _Site:
         return control.url
 
     async def close(self) -> None:
-        self.desk.close()
+        self.service.close()
         await self._parts.aclose()
 
 
 def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argparse.Namespace) -> None:
     server = RunningServer(model_name(config), ServerOptions(port=arguments.port))
-    desk = ServingDesk(server, capacity=config.rollout.max_in_flight * config.runtime.num_workers)
-    served = add_served_agent(config, host, desk)
+    service = SessionService(server, capacity=config.rollout.max_in_flight * config.runtime.num_workers)
+    served = add_served_agent(config, host, service)
     manager = RolloutManager.from_config(served, host, observers=[RunningEpisodes(folder.path)])
     decode = manager.chat.tokenizer.decode if manager.chat else None
     existing = existing_results(arguments)
@@ -140,14 +140,14 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         folder.resume(decode)
     else:
         folder.start(config, overwrite=existing == "overwrite")
-    desk.numbers = folder.numbers()
+    service.numbers = folder.numbers()
     if arguments.keep_requests:
-        desk.keep_requests = folder.path / REQUESTS_DIR
-    site = _Site(server, desk)
+        service.keep_requests = folder.path / REQUESTS_DIR
+    site = _Site(server, service)
     with ExitStack() as stack:
         stack.enter_context(manager)
         feed = manager.open(global_step=config.rollout.global_step, validation=config.rollout.validation)
-        desk.submit = lambda task, number: feed.submit(task, rollout_n=number)
+        service.submit = lambda task, number: feed.submit(task, rollout_n=number)
         url = manager.call(site.open(config, arguments.control_port))
         stack.callback(lambda: manager.call(site.close()))
         stack.enter_context(folder.writing(decode))
@@ -158,7 +158,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         _print(f"agents' port  {agents_url}")
         _print(f"control port  {url}")
         _print(f"secret        {site.secret if arguments.print_keys else f'in {control_file}'}")
-        counts = _collect(manager, feed, desk, folder)
+        counts = _collect(manager, feed, service, folder)
     folder.refuse_removed()
     _print(f"wrote {folder.path}: {folder.num_written} episodes {counts or ''}".rstrip())
 
@@ -169,13 +169,13 @@ def _print(line: str) -> None:
 
 
 def _collect(
-    manager: RolloutManager, episodes: Iterable[EpisodeResult], desk: ServingDesk, folder: ServedFolder
+    manager: RolloutManager, episodes: Iterable[EpisodeResult], service: SessionService, folder: ServedFolder
 ) -> dict[str, int]:
     """Write every episode that ends, until the run is stopped; return the number of episodes by status."""
     counts: Counter[str] = Counter()
 
     async def note(result: EpisodeResult) -> None:
-        desk.note_result(result)
+        service.note_result(result)
 
     for result in episodes:
         started = result.status is not Status.ABORTED or result.trajectories

@@ -29,9 +29,9 @@ class SessionFinder(Protocol[S_co]):
 S = TypeVar("S", bound=RecordedSession[Attempted])
 
 
-def find_session(desk: SessionFinder[S], request: web.Request) -> S:
+def find_session(service: SessionFinder[S], request: web.Request) -> S:
     """Return the session that a request names; 404 for an unknown one."""
-    session = desk.find(request.match_info["id"])
+    session = service.find(request.match_info["id"])
     if session is None:
         raise RequestError(404, "unknown", "there is no such session")
     return session

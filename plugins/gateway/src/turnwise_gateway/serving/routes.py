@@ -22,23 +22,23 @@ from turnwise_gateway.control.control_server import RequestError, build_app, jso
 from turnwise_gateway.control.session_routes import find_session, score_session, show_session
 from turnwise_gateway.dialects.strict_json import write_json
 from turnwise_gateway.server import ServerOptions
-from turnwise_gateway.serving.desk import ServedSession, ServingDesk
+from turnwise_gateway.serving.session_service import ServedSession, SessionService
 from turnwise_task_files import read_tasks
 
 
 def build_serving_app(
-    desk: ServingDesk, secret: str, options: ServerOptions, load: Callable[[], list[Task]]
+    service: SessionService, secret: str, options: ServerOptions, load: Callable[[], list[Task]]
 ) -> web.Application:
     """
     Return the application of the control port.
 
     Args:
-        desk: opens the sessions.
+        service: opens the sessions.
         secret: bearer token of every request; the control key of a session opens the routes of that session as well.
         options: names by which requests may address the server.
         load: reads the data set, at the first session that names a row of it.
     """
-    routes = _Routes(desk, load)
+    routes = _Routes(service, load)
     return build_app(
         [
             web.post("/sessions", routes.open),
@@ -56,18 +56,18 @@ def build_serving_app(
 
 @define(eq=False)
 class _Routes:
-    desk: ServingDesk
+    service: SessionService
     load: Callable[[], list[Task]]
     _tasks: dict[str, Task] | None = field(default=None, init=False)
     _loading: asyncio.Lock = field(factory=asyncio.Lock, init=False)
 
     def find_key(self, request: web.Request) -> str | None:
-        session = self.desk.find(request.match_info.get("id", ""))
+        session = self.service.find(request.match_info.get("id", ""))
         return None if session is None else session.control_key
 
     async def open(self, request: web.Request) -> web.Response:
         body = await read_body(request, {"uid", "task"})
-        served = await self.desk.request(_for_session(await self._find_task(body)))
+        served = await self.service.request(_for_session(await self._find_task(body)))
         client = served.client
         session = {"id": served.names.id, "control_key": served.control_key, **asdict(client)}
         return json_reply(200, {"session": session, "task": show_task(served.session.episode.task)})
@@ -81,24 +81,24 @@ class _Routes:
                 "num_turns": len(each.transcript),
                 "status": "open" if each.outcome is None else each.outcome["status"],
             }
-            for each in self.desk.sessions()
+            for each in self.service.sessions()
         ]
-        return json_reply(200, {"stats": self.desk.stats(), "sessions": sessions})
+        return json_reply(200, {"stats": self.service.stats(), "sessions": sessions})
 
     async def show(self, request: web.Request) -> web.Response:
-        served = find_session(self.desk, request)
+        served = find_session(self.service, request)
         if "format" in request.query:
-            return show_session(served, request, self.desk.model_name())
+            return show_session(served, request, self.service.model_name())
         return json_reply(200, _describe(served))
 
     async def score(self, request: web.Request) -> web.Response:
         async def complete(_session: ServedSession, _score: float, _metrics: dict[str, float]) -> Verdict:
             return Verdict.ACCEPTED  # the end of the session is all that its episode waits for
 
-        return await score_session(find_session(self.desk, request), request, complete)
+        return await score_session(find_session(self.service, request), request, complete)
 
     async def fail(self, request: web.Request) -> web.Response:
-        served = find_session(self.desk, request)
+        served = find_session(self.service, request)
         reason, owner, _body = await read_failure(request)
         if served.ended.is_set():
             return tell(Verdict.LATE)
@@ -107,7 +107,7 @@ class _Routes:
 
     async def end(self, request: web.Request) -> web.Response:
         """End a session, and wait until its episode is in the file of results."""
-        served = find_session(self.desk, request)
+        served = find_session(self.service, request)
         served.end()
         await served.written.wait()
         return json_reply(200, _describe(served))

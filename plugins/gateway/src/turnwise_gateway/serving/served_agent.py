@@ -16,7 +16,7 @@ from turnwise_gateway.agents.agent import build_parts
 from turnwise_gateway.agents.reported import check_turns, note_score
 from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AGENT_NAME, AgentLimits
-from turnwise_gateway.serving.desk import ServingDesk
+from turnwise_gateway.serving.session_service import SessionService
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.parts import SessionParts
 
@@ -40,7 +40,7 @@ class ServedConfig(AgentLimits):
     idle_s: float | None = IDLE_S
 
 
-def add_served_agent(config: RunConfig, host: Host, desk: ServingDesk) -> RunConfig:
+def add_served_agent(config: RunConfig, host: Host, service: SessionService) -> RunConfig:
     """
     Return the config with sessions as its agent, and without a reward the reward `reported`.
 
@@ -49,7 +49,7 @@ def add_served_agent(config: RunConfig, host: Host, desk: ServingDesk) -> RunCon
     options = _options(config)
     with host.registry("agents").owned_by("gateway"):
         host.registry("agents").add(
-            SERVED_NAME, lambda made, resources: ServedAgent(made, resources, desk), config=ServedConfig
+            SERVED_NAME, lambda made, resources: ServedAgent(made, resources, service), config=ServedConfig
         )
     agent = attrs.evolve(config.agent, name=SERVED_NAME, options=options)
     reward = config.reward or attrs.evolve(config.agent, name="reported", options={})
@@ -76,7 +76,7 @@ class ServedAgent:
     Args:
         config: the rules of the sessions.
         resources: the chat template, and perhaps a tool parser and a reasoning parser.
-        desk: knows the requests for sessions.
+        service: knows the requests for sessions.
 
     Raises:
         ConfigError: the run has no chat template.
@@ -84,7 +84,7 @@ class ServedAgent:
 
     config: ServedConfig
     resources: Resources
-    desk: ServingDesk
+    service: SessionService
     parts: SessionParts = field(init=False)
 
     resumable = False
@@ -95,7 +95,7 @@ class ServedAgent:
     async def step(self, episode: Episode) -> State:
         failure: Exception | None = None
         async with asyncio.TaskGroup() as calls:
-            with self.desk.open(episode, self.parts, calls) as served:
+            with self.service.open(episode, self.parts, calls) as served:
                 try:
                     await wait_for_agent(served.wait(), served.session, self.config)
                 except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and its owner

@@ -26,7 +26,7 @@ from turnwise_gateway.session.records import OpenRecord, ResumePoint, SampledTur
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
 from turnwise_gateway.session.seeds import TurnSeeds
-from turnwise_gateway.session.tool_calls import ToolDesk
+from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import CallIds, TurnReader
 from turnwise_gateway.tree.messages import split_think
 from turnwise_gateway.tree.places import ConversationNode, Match
@@ -71,7 +71,7 @@ class Session:
     changed: asyncio.Event = field(factory=asyncio.Event, init=False)
     ending: asyncio.Event = field(factory=asyncio.Event, init=False)
     _reader: TurnReader = field(init=False)
-    _tools: ToolDesk = field(init=False)
+    _tools: ToolRunner = field(init=False)
     _ids: CallIds = field(init=False)
     _is_closed: bool = field(default=False, init=False)
     _is_over: bool = field(default=False, init=False)
@@ -88,7 +88,7 @@ class Session:
         self.door = SessionDoor(self.fail, self.changed)
         self._ids = CallIds(parts.chat)
         self.book = SessionRecords(self.episode, parts.chat, parts.options, self._ids, parts.split or split_think)
-        self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
+        self._tools = ToolRunner(self.episode, parts.options, self.spawn, self.fail)
         keeps = parts.options.malformed_calls == "call"
         self._reader = TurnReader(
             chat=parts.chat, parser=parts.parser, split=parts.split, settle=parts.settle, keeps_malformed=keeps

@@ -17,7 +17,7 @@ _CUT: Final = "...(truncated)..."
 
 
 @define(eq=False)
-class ToolDesk:
+class ToolRunner:
     """
     Runs the tool calls of a session; the core counts them, and gives each its deadline.
 

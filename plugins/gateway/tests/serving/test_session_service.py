@@ -1,4 +1,4 @@
-"""The desk of `turnwise gateway serve`: sessions whose opener has left."""
+"""The service of `turnwise gateway serve`: sessions whose opener has left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.server import ServerOptions
-from turnwise_gateway.serving.desk import ServingDesk
+from turnwise_gateway.serving.session_service import SessionService
 from turnwise_testing.probes.agent import make_task
 
 
@@ -18,12 +18,12 @@ def test_a_session_ends_when_its_opener_has_left() -> None:
     """A client that leaves before it has the key leaves no session behind: it is failed as soon as it opens."""
 
     async def main() -> list[Any]:
-        desk = ServingDesk(RunningServer("m", ServerOptions()), capacity=1)
-        desk.submit = lambda _task, _number: None
+        service = SessionService(RunningServer("m", ServerOptions()), capacity=1)
+        service.submit = lambda _task, _number: None
         ends: list[Any] = []
-        request = asyncio.ensure_future(desk.request(make_task()))
+        request = asyncio.ensure_future(service.request(make_task()))
         await asyncio.sleep(0)
-        (opening,) = desk._expected.values()
+        (opening,) = service._expected.values()
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request

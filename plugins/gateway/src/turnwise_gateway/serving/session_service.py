@@ -103,7 +103,7 @@ class ServedSession(RecordedSession[Attempted]):
 
 
 @define(eq=False)
-class ServingDesk:
+class SessionService:
     """
     The sessions of `turnwise gateway serve`.
 

@@ -112,7 +112,7 @@ NOT_ROLLED_OUT: Final[dict[str, str]] = {
     "plugins/experiment_trackers/README.md#0": _STORE,
     "plugins/gateway/README.md#0": _PROGRAM,
     "plugins/task_pool/README.md#0": _LEASE,
-    "plugins/task_pool/README.md#1": _LEASE,
+    "plugins/task_pool/README.md#3": _LEASE,
     "examples/coding_cli/rollout.yaml": _MODEL,
     "examples/external_openai/rollout.yaml": _PROGRAM,
     "examples/external_pull/rollout.yaml": _LEASE,

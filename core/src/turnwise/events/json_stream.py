@@ -32,7 +32,8 @@ def as_json_line(line: str, **origin: object) -> str:
     """
     Return a line that is a JSON object with the same values, and any other as the event of one; "" for an empty line.
 
-    A line that a library has not ended, and a line of the log behind it, are two objects on two lines.
+    A line that a library has not ended, and a line of the log behind it, are two objects on two lines. Both have the
+    origin.
 
     All characters are ASCII: a control character in a text of others must reach neither a terminal nor break the JSON.
     """
@@ -47,7 +48,8 @@ def as_json_line(line: str, **origin: object) -> str:
         return ""
     text, entry = _split(line)
     if entry:
-        return "\n".join(filter(None, (as_json_line(text, **origin), as_json_line(entry, **origin))))
+        behind = dump_line({**origin, **json.loads(entry)})
+        return "\n".join(filter(None, (as_json_line(text, **origin), behind)))
     level = "error" if line.startswith("turnwise: error") else "info"
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return dump_line({"event": line, "level": level, "timestamp": now, **origin})

@@ -7,6 +7,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from turnwise.events import json_stream
 from turnwise.runtime.ray.actor_lines import ActorLines
 
 LINE = '{"event": "tool called", "level": "info", "timestamp": "2026-01-01T00:00:00Z", "key": "k"}'
@@ -22,6 +23,15 @@ def data_of(*lines, **changes):
         "localhost": "a",
         "is_err": True,
     } | changes
+
+
+@contextlib.contextmanager
+def json_is_asked():
+    json_stream._asked.set()
+    try:
+        yield
+    finally:
+        json_stream._asked.clear()
 
 
 def test_a_log_line_is_one_object(capsys):
@@ -49,6 +59,19 @@ def test_no_line_is_lost_or_moved(lines):
     shown = stream.getvalue().split("\n")[:-1]
     assert [line == LINE for line in lines] == [not each.startswith("other: ") for each in shown]
     assert [line for line in lines if line != LINE] == [each[7:] for each in shown if each.startswith("other: ")]
+
+
+@given(st.lists(st.one_of(st.just(LINE), OTHERS), max_size=12), st.booleans())
+def test_in_json_every_line_names_its_actor(lines, is_err):
+    """A line of the log names its actor too where it follows text that a library has not ended."""
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream), contextlib.redirect_stdout(stream), json_is_asked():
+        ActorLines(lambda _data: None)(data_of(*lines, is_err=is_err))
+
+    shown = [json.loads(line) for line in stream.getvalue().splitlines()]
+    named = [each for each in shown if {"event", "timestamp"} <= each.keys()]
+    assert all({"actor": "WorkerActor", "pid": 7} == {key: each.get(key) for key in ("actor", "pid")} for each in named)
+    assert sum(LINE in line for line in lines) == sum(each.get("key") == "k" for each in named)
 
 
 @example("\x7f\x9b\U000e0001")

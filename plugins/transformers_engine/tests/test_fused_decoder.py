@@ -8,6 +8,7 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
@@ -15,8 +16,8 @@ from turnwise.types import SamplingParams
 from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request
 from turnwise_testing.references.reference_model import save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.fused import batch_sampling, native_kernel, packed_product
 from turnwise_transformers_engine.fused import model as fused_model
-from turnwise_transformers_engine.fused import native_kernel, packed_product
 from turnwise_transformers_engine.fused import probe as fused_probe
 from turnwise_transformers_engine.fused.batch_sampling import (
     make_columns,
@@ -435,8 +436,35 @@ def test_sampled_ids_have_the_probability_of_one_row_alone(params, seed):
             assert [ids[row]] == list(alone)
 
 
-def test_samples_follow_the_distribution():
+@settings(deadline=None, max_examples=100)
+@given(
+    scores=hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(9, 40)),
+        elements=st.one_of(st.just(-np.inf), st.floats(-60, 60, width=32), st.integers(-2, 2).map(float)),
+    ),
+    numbers=st.lists(st.floats(0, 1 - 2**-52), min_size=5, max_size=5),
+)
+def test_ids_drawn_by_blocks_are_those_drawn_one_by_one(scores, numbers):
+    """Where a number is on the bound of two ids, rounding may decide; an id of mass zero is never drawn."""
+    scores[np.isinf(scores).all(-1), 0] = 0
+    drawn = torch.tensor(numbers[: len(scores)], dtype=torch.float64)[:, None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_sampling, "_BLOCK", 4)
+        chosen, values = batch_sampling._draw_in_blocks(torch.from_numpy(scores), drawn)
+    expected, _logprobs = batch_sampling._draw(torch.from_numpy(scores), drawn)
+
+    masses = torch.from_numpy(scores).double().softmax(-1)
+    assert (masses.gather(-1, chosen) > 0).all()
+    between = [slice(*sorted((one, other))) for one, other in zip(chosen[:, 0], expected[:, 0], strict=True)]
+    assert all(float(row[part].sum()) < 1e-6 for row, part in zip(masses, between, strict=True))
+    torch.testing.assert_close(values.double(), masses.gather(-1, chosen).log(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [2, 512])
+def test_samples_follow_the_distribution(block, monkeypatch):
     """Over 20,000 seeds the frequencies of 8 ids are within five standard errors of their probabilities."""
+    monkeypatch.setattr(batch_sampling, "_BLOCK", block)
     num = 20_000
     logits = torch.tensor([0.0, 1.0, 2.0, 3.0, -1.0, -2.0, 0.5, -torch.inf]).expand(num, -1)
     params = columns([SamplingParams()] * num, range(num))

@@ -232,7 +232,7 @@ class Case:
         tools = schemas(self.num_tools)
         tasks = self.workload.tasks()
         bare, ours, walls = [], [], []
-        with self.manager(tokenizer) as manager:
+        with self.manager(oracle, tokenizer) as manager:
             for index in range(runs + 1):  # the first is a warm-up
                 coroutine = bare_loop.run(self.workload, oracle, tokenizer, tools, self.response_length)
                 bare_ms, _, _ = self.take(lambda c=coroutine: asyncio.run(c))
@@ -249,13 +249,13 @@ class Case:
     def run_once(self, tokenizer: Any) -> None:
         """Run turnwise alone, once."""
         oracle = Oracle.of(self.workload, tokenizer)
-        with self.manager(tokenizer) as manager:
+        with self.manager(oracle, tokenizer) as manager:
             for result in manager.rollout(self.workload.tasks()):
                 check_result(result, oracle.script)
 
-    def manager(self, tokenizer: Any) -> RolloutManager:
-        """Return a manager of turnwise for the workload."""
-        oracle, tools = Oracle.of(self.workload, tokenizer), schemas(self.num_tools)
+    def manager(self, oracle: Oracle, tokenizer: Any) -> RolloutManager:
+        """Return a manager of turnwise for the workload, whose turns the oracle knows."""
+        tools = schemas(self.num_tools)
         return build_manager(self.workload, oracle, tokenizer, tools, self.response_length, self.wrappers)
 
     def take(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
@@ -300,7 +300,7 @@ def measure_wrappers(tokenizer: Any, runs: int, episodes: int) -> list[str]:
     cases = [Case(name, uniform(episodes), 1, 4096, name) for name in get_args(Wrappers)]
     found: dict[str, list[float]] = {case.name: [] for case in cases}
     with ExitStack() as stack:
-        managers = [stack.enter_context(case.manager(tokenizer)) for case in cases]
+        managers = [stack.enter_context(case.manager(Oracle.of(case.workload, tokenizer), tokenizer)) for case in cases]
         for index in range(runs + 1):  # the first is a warm-up
             for case, manager in zip(cases, managers, strict=True):
                 cost_ms, _, _ = case.take(lambda m=manager, c=case: m.rollout(c.workload.tasks()))

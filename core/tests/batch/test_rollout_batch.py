@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from turnwise.batch.rollout_batch import RolloutBatch, collate
 from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.lineage import RecordLineage
-from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import Status, Task, TrajectoryScore
+from turnwise.types import Status, TrajectoryScore
+from turnwise_testing.inputs.small_episodes import assert_same_batches, episode, forked, trajectory
 from turnwise_testing.inputs.strategies import trajectories
 
 PAD = 9
@@ -36,29 +36,6 @@ TENSORS = (
 )
 
 
-def trajectory() -> Trajectory:
-    record = Trajectory([1, 2])
-    record.add_action([3, 4], [-0.5, -0.25], 2)
-    record.add_observation([5])
-    record.add_action([6], [-1.0], 3)
-    return record
-
-
-def forked() -> Trajectory:
-    record = Trajectory([1])
-    paths = record.fork(2)
-    paths[0].add_action([2, 3], [-0.5, -0.5], 0)
-    paths[1].add_forced([4])
-    record.join(paths)
-    record.add_action([5], [-1.0], 0)
-    return record
-
-
-def episode(*records: Trajectory, uid: str = "t0", status: Status = Status.COMPLETED, **columns: object):
-    messages = ({"role": "user", "content": "a"},)
-    return EpisodeResult(task=Task(messages=messages, uid=uid), status=status, trajectories=records, **columns)
-
-
 def results(**options: object):
     """Draw finished episodes of zero to two records each, scored or not."""
     built = st.builds(
@@ -74,18 +51,6 @@ def results(**options: object):
         st.booleans(),
     )
     return st.lists(built, **{"max_size": 4} | options)
-
-
-def assert_same(expected: RolloutBatch, actual: RolloutBatch) -> None:
-    """Compare two batches in everything."""
-    assert expected.rows == actual.rows
-    assert (expected.prompt_length, expected.pad_token_id) == (actual.prompt_length, actual.pad_token_id)
-    assert list(expected.fields) == list(actual.fields)
-    for name in TENSORS:
-        assert getattr(expected, name).dtype == getattr(actual, name).dtype, name
-        assert torch.equal(getattr(expected, name), getattr(actual, name)), name
-    for name, tensor in expected.fields.items():
-        assert torch.equal(tensor, actual.fields[name]), name
 
 
 def with_fields_of_each_kind(batch: RolloutBatch) -> RolloutBatch:
@@ -244,7 +209,7 @@ class TestCollate:
         """A batch of no rows goes through every form."""
         batch = collate([], pad_token_id=PAD)
         assert (len(batch), batch.prompt_length, batch.response_length) == (0, 0, 0)
-        assert_same(batch, RolloutBatch.from_packed(batch.packed()))
+        assert_same_batches(batch, RolloutBatch.from_packed(batch.packed()))
 
     def test_shapes_are_checked(self):
         """Tensors that disagree make no batch."""
@@ -291,7 +256,7 @@ class TestParts:
         widths = {"prompt_length": tight.prompt_length + more, "pad_to_multiple_of": multiple_of}
         batch = with_fields_of_each_kind(collate(episodes, pad_token_id=PAD, **widths))
         packed = batch.packed()
-        assert_same(batch, RolloutBatch.from_packed(packed, **widths))
+        assert_same_batches(batch, RolloutBatch.from_packed(packed, **widths))
         assert len(packed.input_ids) == int(batch.attention_mask.sum())
 
     def test_padding_anew_moves_fields(self):
@@ -314,8 +279,8 @@ class TestParts:
             assert torch.equal(getattr(batch, name)[torch.tensor(index, dtype=torch.int64)], getattr(chosen, name))
         mask = torch.zeros(len(batch), dtype=torch.bool)
         mask[index] = True
-        assert_same(batch.select(sorted(set(index))), batch.select(mask))
-        assert_same(batch.select(range(len(batch))[1:3]), batch.select(slice(1, 3)))
+        assert_same_batches(batch.select(sorted(set(index))), batch.select(mask))
+        assert_same_batches(batch.select(range(len(batch))[1:3]), batch.select(slice(1, 3)))
 
     def test_select_out_of_range(self):
         """A row that is not there is an error."""

@@ -12,40 +12,18 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from turnwise import EpisodeResult, RolloutBatch, Status, Task, Trajectory, TrajectoryScore
+from turnwise import EpisodeResult, RolloutBatch, Status, Trajectory, TrajectoryScore
 from turnwise.batch.columns import COLUMNS, ROW_NAMES
 from turnwise.batch.packed_batch import collate_packed
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import DataError, PluginError, TrajectoryError, TurnwiseError
 from turnwise.types import EpisodeMetrics
 from turnwise_result_files import from_tensordict, load_batch, load_packed_batch, save_batch, to_tensordict
+from turnwise_testing.inputs.small_episodes import assert_same_batches, episode, forked, trajectory
 from turnwise_testing.inputs.strategies import trajectories
 
 PAD = 9
 PACKED = (*COLUMNS, "cu_seqlens", "prompt_lens")
-
-
-def trajectory() -> Trajectory:
-    record = Trajectory([1, 2])
-    record.add_action([3, 4], [-0.5, -0.25], 2)
-    record.add_observation([5])
-    record.add_action([6], [-1.0], 3)
-    return record
-
-
-def forked() -> Trajectory:
-    record = Trajectory([1])
-    paths = record.fork(2)
-    paths[0].add_action([2, 3], [-0.5, -0.5], 0)
-    paths[1].add_forced([4])
-    record.join(paths)
-    record.add_action([5], [-1.0], 0)
-    return record
-
-
-def episode(*records: Trajectory, uid: str = "t0", status: Status = Status.COMPLETED, **columns: object):
-    messages = ({"role": "user", "content": "a"},)
-    return EpisodeResult(task=Task(messages=messages, uid=uid), status=status, trajectories=records, **columns)
 
 
 def scored(records: list[Trajectory], uid: str, status: Status) -> EpisodeResult:
@@ -72,18 +50,6 @@ def batch_of(*episodes: EpisodeResult, **widths: int) -> RolloutBatch:
     )
 
 
-def assert_same(expected: RolloutBatch, actual: RolloutBatch) -> None:
-    """Compare two batches in everything."""
-    assert expected.rows == actual.rows
-    assert (expected.prompt_length, expected.pad_token_id) == (actual.prompt_length, actual.pad_token_id)
-    assert list(expected.fields) == list(actual.fields)
-    for name in (*COLUMNS, "attention_mask"):
-        assert getattr(expected, name).dtype == getattr(actual, name).dtype, name
-        assert torch.equal(getattr(expected, name), getattr(actual, name)), name
-    for name, tensor in expected.fields.items():
-        assert torch.equal(tensor, actual.fields[name]), name
-
-
 class TestTensorDict:
     """To tensordict and back."""
 
@@ -92,7 +58,7 @@ class TestTensorDict:
     def test_round_trip(self, episodes):
         """Everything comes back, fields and rows included."""
         batch = batch_of(*episodes)
-        assert_same(batch, from_tensordict(to_tensordict(batch)))
+        assert_same_batches(batch, from_tensordict(to_tensordict(batch)))
 
     def test_contents(self):
         """Trainers find the tensors by name and the rest as non-tensor data, and may cut and join it."""
@@ -119,7 +85,7 @@ class TestFiles:
         episodes = [episode(trajectory(), uid="é"), episode(forked(), status=Status.FAILED), episode()]
         batch = batch_of(*episodes, prompt_length=5, response_length=7)
         save_batch(batch, path)
-        assert_same(batch, load_batch(path))
+        assert_same_batches(batch, load_batch(path))
         assert torch.equal(batch.packed().input_ids, load_file(path)["input_ids"])
         tight = load_batch(path, pad_to_multiple_of=4)
         assert (tight.prompt_length, tight.response_length) == (4, 4)
@@ -133,7 +99,7 @@ class TestFiles:
         batch = batch_of(*episodes)
         for saved in (batch, batch.packed()):
             save_batch(saved, path)
-            assert_same(batch, load_batch(path))
+            assert_same_batches(batch, load_batch(path))
             packed = load_packed_batch(path)
             assert all(torch.equal(getattr(batch.packed(), name), getattr(packed, name)) for name in PACKED)
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import shutil
 import sys
 import threading
 import urllib.error
@@ -18,14 +16,13 @@ from attrs import define
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from viewer_runs import GUARD_S
+from viewer_runs import CHROMIUM, GUARD_S
 
 from turnwise_viewer import text_search
 from turnwise_viewer.run_folder import RunFolder
 from turnwise_viewer.text_search import TextSearch
 from turnwise_viewer.viewer_server import ViewerServer
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),

@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import CHROMIUM
-from viewer_runs import ROOT
+from viewer_runs import CHROMIUM, ROOT
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = pytest.mark.slow

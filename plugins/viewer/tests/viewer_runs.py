@@ -1,6 +1,8 @@
 """Runs on disk for the tests of the viewer."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -159,6 +161,7 @@ GUARD_S = 300
 """Guard against a hang."""
 PROGRAM = [sys.executable, "-c", "import sys; from turnwise.cli import main; sys.exit(main())"]
 ROOT = Path(__file__).parents[3]
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def run_command(*arguments: str) -> None:

@@ -1,10 +1,12 @@
 """Parts of single views: budget, credits, differences, times, pages and themes."""
 
 import pytest
+from transformers import AutoTokenizer
 from viewer_runs import ROOT, build_episode, build_record, mixed_run, several_records, write_run
 
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, TokenScore
+from turnwise_calculator_demo import model_dir
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = pytest.mark.slow
@@ -186,3 +188,23 @@ def test_the_theme_can_be_chosen(tmp_path, look):
     page.reload()
     expect(page.get_by_role("button", name="theme: dark")).to_be_visible()
     expect(root).to_have_css(background, dark)
+
+
+@pytest.mark.parametrize(("width", "whole"), [(70, True), (1000, False)])
+def test_lines_end_where_the_text_has_their_ends(tmp_path, look, width, whole):
+    """No line is broken between two chunks of tokens, unless it has several hundred of them; no token is lost."""
+    (tmp_path / "config.yaml").write_text(CONFIG % (ROOT / "examples/calculator.jsonl", 4000))
+    text = "".join("x" * width + "\n" for _line in range(2800 // width))
+    ids = AutoTokenizer.from_pretrained(model_dir()).encode(text, add_special_tokens=False)
+    record = Trajectory([1])
+    record.add_action(ids, [-0.1] * len(ids))
+    run = write_run(tmp_path, [build_episode(trajectories=(record,))])
+    page = look(run, place="0/episode?key=task-0000/0&view=tokens")
+    page.wait_for_selector('[data-i="0"]')
+
+    last = page.locator(".chunk").evaluate_all("all => all.map(each => each.lastElementChild?.textContent ?? '')")
+    ends = [each.endswith("⏎\n") for each in last if each][:-1]
+    assert len(ends) > 2
+    assert whole == all(ends)
+    page.locator(".tokenview").press("End")
+    expect(page.locator(f'[data-i="{len(ids)}"]')).to_be_in_viewport()

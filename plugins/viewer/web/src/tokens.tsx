@@ -3,8 +3,10 @@ import type { Episode, EpisodeRecord, Tokens, Turn } from "./api";
 import { replaceQuery } from "./router";
 import { isSpecial, literal, logProbability, number } from "./text";
 
-// Records have up to some ten thousands of tokens; only chunks near the visible part are in the page.
+// Records have up to some ten thousands of tokens; only chunks near the visible part are in the page. A chunk is a block
+// of its own, so it ends with a line where one ends soon.
 const CHUNK = 200;
+const MOST = 400;
 const TOKEN_WIDTH = 42;
 const LINE = 27;
 
@@ -20,6 +22,18 @@ export function shade(logprob: number | null): string {
   if (logprob === null) return "";
   // Ten levels of the probability of the sampled token; a rare token is dark.
   return ` p${Math.min(9, Math.floor(10 * (1 - Math.exp(logprob))))}`;
+}
+
+/** The first token of each chunk, and the number of tokens behind them. */
+export function chunkBounds(pieces: string[] | null, count: number): number[] {
+  const bounds = [0];
+  for (let from = 0; from < count; from = bounds[bounds.length - 1]) {
+    let to = from + CHUNK;
+    while (pieces !== null && to < Math.min(count, from + MOST) && !pieces[to - 1].includes("\n")) to++;
+    const endsLine = pieces !== null && pieces[to - 1]?.includes("\n");
+    bounds.push(Math.min(count, endsLine ? to : from + CHUNK));
+  }
+  return bounds;
 }
 
 export function visiblePiece(tokens: Tokens, index: number): string {
@@ -39,6 +53,7 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
   const view = useRef<HTMLDivElement>(null);
   const marks = useMemo(() => findMarks(episode, record), [episode, record]);
   const count = tokens.ids.length;
+  const bounds = useMemo(() => chunkBounds(tokens.pieces, count), [tokens]);
   const budget = episode.response_budget;
   const numResponse = count - tokens.num_prompt_tokens;
   const isCut = episode.status === "truncated" || episode.status === "timed_out";
@@ -61,7 +76,8 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
   const awaited = useRef<number | null>(null);
   const reveal = (index: number) => {
     awaited.current = index;
-    view.current?.querySelector(`[data-chunk="${Math.floor(index / CHUNK) * CHUNK}"]`)?.scrollIntoView({ block: "nearest" });
+    const from = bounds.findLast((bound) => bound <= index);
+    view.current?.querySelector(`[data-chunk="${from}"]`)?.scrollIntoView({ block: "nearest" });
     showAwaited();
   };
   const showAwaited = useCallback(() => {
@@ -79,10 +95,10 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
       for (const name of actions) removeEventListener(name, forget, { capture: true });
     };
   }, []);
-  const chunks = [];
-  for (let from = 0; from < count; from += CHUNK) {
-    chunks.push(<Chunk key={from} from={from} to={Math.min(count, from + CHUNK)} tokens={tokens} marks={marks} chosen={chosen >= from && chosen < from + CHUNK ? chosen : -1} onShown={showAwaited} />);
-  }
+  const chunks = bounds.slice(1).map((to, number) => {
+    const from = bounds[number];
+    return <Chunk key={from} from={from} to={to} tokens={tokens} marks={marks} chosen={chosen >= from && chosen < to ? chosen : -1} onShown={showAwaited} />;
+  });
   return (
     <div class="tokens">
       <div>

@@ -8,7 +8,7 @@ other load on the machine affects all of them. On a busy machine read the ratios
     git worktree add ../before d3cf534
     python benchmarks/decode_speed.py --baseline ../before --generate
     python benchmarks/decode_speed.py --vllm .venv-vllm/bin/python
-    python benchmarks/decode_speed.py --model DIRECTORY --decoders
+    python benchmarks/decode_speed.py --model DIRECTORY --decoders --bfloat16
     python benchmarks/decode_speed.py --profile --requests 64
 
 Every round uses new random contexts, so a prefix cache has no effect.
@@ -37,6 +37,7 @@ Decode = Callable[[list[list[int]], int], Awaitable[int]]
 _ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "engine": {},
     "unpacked": {"pack_weights": False},
+    "bfloat16": {"product_dtype": "bfloat16"},
     "generic": {"decoder": "generic"},
 }
 """Options of the embedded engine for each kind of worker."""
@@ -56,6 +57,7 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="compare with the fused decoder without its parts, and with the generic one",
     )
+    parser.add_argument("--bfloat16", action="store_true", help="compare with products in bfloat16")
     parser.add_argument("--generate", action="store_true", help="compare with `generate` on one padded batch")
     parser.add_argument("--static", action="store_true", help="as --generate, with a static cache")
     parser.add_argument(
@@ -64,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="print the operators that take most of the time")
     parser.add_argument(
         "--worker",
-        choices=["engine", "unpacked", "generic", "generate", "static", "vllm"],
+        choices=[*_ENGINE_OPTIONS, "generate", "static", "vllm"],
         default=None,
         help=argparse.SUPPRESS,
     )
@@ -249,6 +251,8 @@ def start_variants(arguments: argparse.Namespace) -> list[Variant]:
         variants.append(Variant("no C operators", "engine", arguments, variables={"CC": "/nonexistent"}))
         variants.append(Variant("no packing", "unpacked", arguments))
         variants.append(Variant("generic", "generic", arguments))
+    if arguments.bfloat16:
+        variants.append(Variant("bfloat16", "bfloat16", arguments))
     if arguments.generate:
         variants.append(Variant("generate", "generate", arguments))
     if arguments.static:

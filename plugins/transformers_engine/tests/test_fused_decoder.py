@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
 from turnwise.types import SamplingParams
-from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request
+from turnwise_testing.engines.scenarios import VOCAB_SIZE, forward_logprobs, run_scenario, simple_request
 from turnwise_testing.references.reference_model import save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.fused import batch_sampling, native_kernel, packed_product
@@ -27,7 +27,7 @@ from turnwise_transformers_engine.fused.batch_sampling import (
 )
 from turnwise_transformers_engine.fused.model import Chunk, FusedModel
 from turnwise_transformers_engine.fused.operators import TorchOperators
-from turnwise_transformers_engine.fused.packed_product import Product
+from turnwise_transformers_engine.fused.packed_product import Product, packing_refusal
 from turnwise_transformers_engine.fused.prefix_pages import PrefixPages
 from turnwise_transformers_engine.fused.slab import Slab
 from turnwise_transformers_engine.layouts.row_sampling import sample
@@ -99,11 +99,91 @@ def test_packed_products_are_those_of_linear(num_rows, width, outputs, biased, s
         torch.randn(size, generator=generator) for size in ((outputs, width), (num_rows, width), (num_rows, outputs))
     )
     bias = torch.randn(outputs, generator=generator) if biased else None
-    product, sum_product = Product(weight, bias, packs=True), Product(weight, packs=True)
+    product, sum_product = Product(weight, bias, torch.float32), Product(weight, packed_dtype=torch.float32)
     together, added = product(rows), sum_product.added(rows, sums)
 
     torch.testing.assert_close(together, torch.nn.functional.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(added, sums + rows @ weight.t(), rtol=1e-4, atol=1e-4)
+
+
+needs_bfloat16 = pytest.mark.skipif(
+    bool(packing_refusal(torch.bfloat16)), reason=packing_refusal(torch.bfloat16) or "the processor has it"
+)
+
+
+@needs_bfloat16
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(1, 40),
+    width=st.integers(1, 80),
+    outputs=st.integers(1, 80),
+    biased=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@torch.inference_mode()
+def test_rounded_products_are_those_of_rounded_inputs(num_rows, width, outputs, biased, seed):
+    """Only the inputs and the result are rounded, and the sums that a product is added to keep all their digits."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, rows, sums = (
+        torch.randn(size, generator=generator) for size in ((outputs, width), (num_rows, width), (num_rows, outputs))
+    )
+    bias = torch.randn(outputs, generator=generator) if biased else None
+    product, sum_product = Product(weight, bias, torch.bfloat16), Product(weight, packed_dtype=torch.bfloat16)
+    together = product(rows)
+    exact = torch.nn.functional.linear(rows.bfloat16().double(), weight.bfloat16().double())
+    expected = exact if bias is None else exact + bias.bfloat16().double()
+
+    torch.testing.assert_close(together.double(), expected, rtol=2**-7, atol=1e-4)
+    assert torch.equal(sum_product.added(rows, 1e4 * sums), 1e4 * sums + sum_product(rows))
+
+
+@needs_bfloat16
+def test_products_in_bfloat16_are_near_the_model(directory, monkeypatch):
+    """Every architecture can have them, and their difference is in the log."""
+    monkeypatch.setattr(fused_probe, "SMALLEST", 1)
+    fused, text = fused_probe.fuse(load(directory), 64, packs=False, product_dtype=torch.bfloat16)
+
+    assert torch.bfloat16 == fused.packed_dtype
+    assert "products in bfloat16 change logits by" in text
+    assert 1e-5 < fused_probe.largest_difference(fused) < 0.1
+
+
+@needs_bfloat16
+def test_an_update_reaches_rounded_weights(tiny_model, other_model, other_weights, serve, ask, monkeypatch):
+    """Sampled tokens have log-probabilities near the new weights' own, and not those of float32."""
+    monkeypatch.setattr(fused_probe, "SMALLEST", 1)
+
+    async def scenario(engine):
+        before = await engine.generate(ask("before"))
+        await engine.update_weights(other_weights, 1)
+        return before, await engine.generate(ask("updated"))
+
+    before, updated = serve(tiny_model, scenario, product_dtype="bfloat16")
+    for result, model in ((before, load(tiny_model)), (updated, other_model)):
+        exact = forward_logprobs(model, ask("a"), result.token_ids)
+        gaps = np.abs(result.logprobs - exact)
+        assert 1e-4 < gaps.max() < 0.2
+        assert gaps.mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"decoder": "generic"}, "engine.decoder is 'generic'"),
+        ({"decoder": "auto", "attn_implementation": "eager"}, "the fused decoder is for a CPU"),
+        ({"decoder": "auto"}, "the processor has no instructions for bfloat16"),
+    ],
+)
+def test_bfloat16_is_refused_where_it_is_impossible(tiny_model, serve, monkeypatch, options, reason):
+    """One line says why; the run does not go on with other products than its config names."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+    async def scenario(_engine):
+        raise AssertionError("the engine has started")
+
+    with pytest.raises(ConfigError, match=f"engine.product_dtype is 'bfloat16', which .* cannot have: {reason}"):
+        serve(tiny_model, scenario, product_dtype="bfloat16", **options)
 
 
 @pytest.fixture(scope="module")
@@ -355,8 +435,10 @@ def test_packed_weights_that_differ_are_not_used(tiny_model, monkeypatch):
     """Plain products are used instead."""
     added = Product.added
     monkeypatch.setattr(fused_probe, "SMALLEST", 1)
-    monkeypatch.setattr(fused_probe, "packing_refusal", lambda: "")
-    monkeypatch.setattr(Product, "added", lambda self, rows, sums: added(self, rows, sums) * (1.1 if self.packs else 1))
+    monkeypatch.setattr(fused_probe, "packing_refusal", lambda _dtype: "")
+    monkeypatch.setattr(
+        Product, "added", lambda self, rows, sums: added(self, rows, sums) * (1.1 if self.packed_dtype else 1)
+    )
 
     fused, reason = fused_probe.fuse(load(tiny_model), 64, packs=True)
 

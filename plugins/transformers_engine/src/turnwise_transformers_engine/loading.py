@@ -58,23 +58,34 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeig
             cannot hold `max_context` tokens.
     """
     model = load_model(config, spec)
-    if config.decoder != "generic" and (config.decoder == "fused" or _suits_fused(config, model)):
-        backend, text = make_fused_backend(model, served, max_context, _num_blocks(config, max_context), config)
-        log = structlog.get_logger()
-        if backend is not None:
-            if text:
-                log.info("the fused decoder is slower here", reason=text)
-            return backend
-        if config.decoder == "fused":
-            raise ConfigError(f"engine.decoder is 'fused', but {str(spec.path)!r} cannot be fused: {text}")
-        log.info("the generic decoder is used", reason=text)
+    backend, text = _try_fused(config, model, served, max_context)
+    if backend is not None:
+        return backend
+    if config.decoder == "fused":
+        raise ConfigError(f"engine.decoder is 'fused', but {str(spec.path)!r} cannot be fused: {text}")
+    if config.product_dtype != "float32":
+        raise ConfigError(
+            f"engine.product_dtype is {config.product_dtype!r}, which {str(spec.path)!r} cannot have: {text}"
+        )
+    if config.decoder == "auto":
+        structlog.get_logger().info("the generic decoder is used", reason=text)
     manager = make_manager(config, model, max_context)
     return ManagerBackend(manager, served, config.tokens_per_page, config.prefix_caching)
 
 
-def _suits_fused(config: TransformersConfig, model: Any) -> bool:
+def _try_fused(
+    config: TransformersConfig, model: Any, served: ServedWeights, max_context: int
+) -> tuple[Backend | None, str]:
+    """Return the fused backend, or the reason why there is none."""
+    if config.decoder == "generic":
+        return None, "engine.decoder is 'generic'"
     # The fused decoder has run on CPUs only, and has one attention.
-    return model.device.type == "cpu" and config.attn_implementation == "sdpa"
+    if config.decoder == "auto" and (model.device.type != "cpu" or config.attn_implementation != "sdpa"):
+        return None, "the fused decoder is for a CPU and the attention 'sdpa'"
+    backend, text = make_fused_backend(model, served, max_context, _num_blocks(config, max_context), config)
+    if backend is not None and text:
+        structlog.get_logger().info("fused decoder", note=text)
+    return backend, text
 
 
 def load_model(config: TransformersConfig, spec: ModelSpec) -> Any:

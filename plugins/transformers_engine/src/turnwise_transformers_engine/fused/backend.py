@@ -134,10 +134,13 @@ def make_fused_backend(
     Raises:
         EngineError: the memory is too small for the cache.
     """
+    import torch
+
     from turnwise_transformers_engine.fused.decoder import FusedDecoder
     from turnwise_transformers_engine.fused.probe import fuse
 
-    fused, text = fuse(model, max_context, packs=config.pack_weights)
+    product_dtype = getattr(torch, config.product_dtype)
+    fused, text = fuse(model, max_context, packs=config.pack_weights, product_dtype=product_dtype)
     if fused is None:
         return None, text
     _check_memory(fused, num_pages * config.tokens_per_page, config.memory_fraction)

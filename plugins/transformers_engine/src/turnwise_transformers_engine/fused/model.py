@@ -129,12 +129,14 @@ class FusedModel:
         model: of transformers, one for which `refusal` is empty. Its projections become views.
         max_context: most positions.
         pack_from: fewest weights of a matrix that is packed; None packs none.
+        packed_dtype: of the packed weights.
         operators: besides matrix products.
     """
 
     model: Any
     max_context: int
     pack_from: int | None = None
+    packed_dtype: torch.dtype = torch.float32
     operators: Operators = field(factory=TorchOperators)
     num_heads: int = field(init=False)
     num_groups: int = field(init=False)
@@ -164,7 +166,8 @@ class FusedModel:
     def bind(self) -> None:
         """Fuse the projections, and make the model's parameters views of them; also after `release`."""
         self._layers = [self._bind_layer(layer) for layer in self.model.model.layers]
-        self._head = self._product(self.model.lm_head.weight.data)
+        # Logits in bfloat16 would be the largest error: between 16 and 32 they would be an eighth apart.
+        self._head = self._product(self.model.lm_head.weight.data, dtype=torch.float32)
 
     def release(self) -> None:
         """Drop all references to weights and packed copies, so that sleep can free them."""
@@ -192,8 +195,9 @@ class FusedModel:
             down=self._product(layer.mlp.down_proj.weight.data),
         )
 
-    def _product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
-        return Product(weight, bias, packs=self.pack_from is not None and weight.numel() >= self.pack_from)
+    def _product(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Product:
+        packs = self.pack_from is not None and weight.numel() >= self.pack_from
+        return Product(weight, bias, (dtype or self.packed_dtype) if packs else None)
 
     def _head_norm(self, attention: Any) -> Tensor | None:
         """Return the (H + G, D) weights of the norms of queries and keys; None if the model has none."""

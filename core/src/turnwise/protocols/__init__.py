@@ -16,6 +16,7 @@ from turnwise.protocols.chat import CallIdChat as CallIdChat
 from turnwise.protocols.chat import Chat as Chat
 from turnwise.protocols.chat import CheckedChat as CheckedChat
 from turnwise.protocols.chat import Tokenizer as Tokenizer
+from turnwise.protocols.chat import ToolWritingChat as ToolWritingChat
 from turnwise.protocols.command import Command as Command
 from turnwise.protocols.command import Diagnostic as Diagnostic
 from turnwise.protocols.command import Finding as Finding
@@ -33,10 +34,12 @@ from turnwise.protocols.router import Router as Router
 from turnwise.protocols.service import Service as Service
 from turnwise.protocols.service import ServiceAgent as ServiceAgent
 from turnwise.protocols.service import ServiceClient as ServiceClient
+from turnwise.protocols.tool import FormattedParser as FormattedParser
 from turnwise.protocols.tool import Interaction as Interaction
 from turnwise.protocols.tool import ReasoningFormat as ReasoningFormat
 from turnwise.protocols.tool import ReasoningParser as ReasoningParser
 from turnwise.protocols.tool import Tool as Tool
+from turnwise.protocols.tool import ToolFormat as ToolFormat
 from turnwise.protocols.tool import ToolParser as ToolParser
 from turnwise.protocols.weights import WeightTransport as WeightTransport
 from turnwise.protocols.wrapper import RunInfo as RunInfo

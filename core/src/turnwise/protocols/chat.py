@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
+from turnwise.protocols.tool import ToolFormat
 from turnwise.types import Message, TokenArray, ToolSchema
 
 COMPARED_METRIC: Final = "template/compared_conversations"
@@ -76,6 +77,14 @@ class CallIdChat(Protocol):
 
         `number` counts the calls of the conversation, from 0.
         """
+
+
+@runtime_checkable
+class ToolWritingChat(Protocol):
+    """A chat that writes tools, calls and results as the texts of messages, in the format of the run's tool parser."""
+
+    def with_tool_format(self, tool_format: ToolFormat | None) -> Chat:
+        """Return the chat with a format; `ConfigError` for None, and for a format that the tokenizer cannot write."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from turnwise.types import Message, Reply, Task, TokenArray, ToolCall, ToolResult, ToolSchema
+from turnwise.types import JsonObject, Message, Reply, Task, TokenArray, ToolCall, ToolResult, ToolSchema
 
 
 @runtime_checkable
@@ -35,6 +35,33 @@ class ReasoningFormat(Protocol):
     @property
     def reasoning_parser(self) -> ReasoningParser | None:
         """The parser of the reasoning, for runs that configure none."""
+
+
+class ToolFormat(Protocol):
+    """The text of tools and of their calls, for models whose chat template has none."""
+
+    def describe(self, tools: Sequence[ToolSchema]) -> str:
+        """
+        Return what a system prompt says of the tools: their schemas, and how to call them.
+
+        `TemplateError` for a tool that cannot be called in the format.
+        """
+
+    def write_turn(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        """
+        Return a turn of the model with calls, each given by its name and its arguments.
+
+        `TemplateError` for a call that the parser would not read back.
+        """
+
+
+@runtime_checkable
+class FormattedParser(Protocol):
+    """A tool parser that can write its format. Other tool parsers lack the attribute."""
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """The format; None if it has no text for prompts."""
 
 
 @runtime_checkable

@@ -10,12 +10,14 @@ Source: the chat templates of Hermes-2-Pro and Qwen2.5.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Grammar, Turn
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json
 
 
-class Hermes(Grammar):
+class Hermes(WrittenGrammar):
     """
     The format `hermes`.
 
@@ -32,6 +34,11 @@ class Hermes(Grammar):
     def __init__(self, open_tag: str = "<tool_call>", close_tag: str = "</tool_call>") -> None:
         self.opening = re.escape(open_tag)
         self.closing = (close_tag,)
+        self.instructions = (
+            "For each function call, return a json object with function name and arguments within "
+            f"{open_tag}{close_tag} XML tags:"
+        )
+        self._open_tag = open_tag
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         start = search_from = opening.end()
@@ -43,3 +50,7 @@ class Hermes(Grammar):
         except MalformedError as error:
             return turn.refuse_to_next_tag(str(error), start, search_from)
         return [call], stop
+
+    def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        written = [dump_json({"name": name, "arguments": arguments}) for name, arguments in calls]
+        return "\n".join(filter(None, (content, *(f"{self._open_tag}\n{each}\n{self.closing[0]}" for each in written))))

@@ -12,6 +12,7 @@ from typing import Final
 
 import regex  # type: ignore[import-untyped]
 import structlog
+from attrs import evolve
 
 from turnwise import Chat, ReasoningParser, Resources, ToolCall
 from turnwise.errors import ConfigError
@@ -19,7 +20,8 @@ from turnwise.types import TokenArray
 from turnwise_tool_formats.config import LimitConfig, ParserConfig
 from turnwise_tool_formats.prompts import opens_reasoning
 from turnwise_tool_formats.schema_values import ArgumentTypes
-from turnwise_tool_formats.turn import Grammar, Turn
+from turnwise_tool_formats.turn import Grammar, Turn, WrittenGrammar
+from turnwise_tool_formats.written import WrittenFormat
 
 _MAX_REPEATED: Final = 512
 """The repetitions in an opening match fewer characters together."""
@@ -38,6 +40,7 @@ class FormatParser:
         grammar: the format.
         starts_in_reasoning: a turn starts inside reasoning.
         reasoning_parser: of the format's own reasoning; None if it has none.
+        tool_format: writes tools and calls; None if the format has no text for prompts.
 
     Raises:
         ConfigError: the run has no chat template.
@@ -50,6 +53,9 @@ class FormatParser:
             )
         self.grammar: Final = grammar
         self.reasoning_parser: Final[ReasoningParser | None] = grammar.reasoning_parser
+        self.tool_format: Final = (
+            WrittenFormat(grammar, self._read_written) if isinstance(grammar, WrittenGrammar) else None
+        )
         self._chat: Final[Chat] = resources.chat
         self._max_depth: Final = config.max_depth
         self._types: Final = ArgumentTypes(resources.tool_schemas)
@@ -75,10 +81,17 @@ class FormatParser:
 
     def parse_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text outside the calls, reasoning included, and the calls in order."""
-        turn = self._turn(text)
+        return self._find_calls(self._turn(text), self._after_reasoning(text, 0) if self.starts_in_reasoning else 0)
+
+    def _read_written(self, text: str, types: ArgumentTypes) -> tuple[ToolCall, ...]:
+        """Return the calls of a turn that a prompt shows; no prompt opens its reasoning."""
+        return self._find_calls(evolve(self._turn(text), types=types), 0)[1]
+
+    def _find_calls(self, turn: Turn, at: int) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the text outside the calls at or after `at`, which is -1 if there are none, and the calls."""
+        text, kept = turn.text, 0
         content: list[str] = []
         calls: list[ToolCall] = []
-        kept, at = 0, self._after_reasoning(text, 0) if self.starts_in_reasoning else 0
         starts = True  # nothing but reasoning came before, so a call needs no opening tag
         while at >= 0 and (opening := self._next_opening(turn, at, starts)):
             if opening.group() == self._think:

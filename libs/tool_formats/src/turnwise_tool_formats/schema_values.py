@@ -15,7 +15,7 @@ from typing import Any, Final
 from turnwise.types import ToolSchema
 from turnwise_strict_json import MalformedError, check_value, load_json
 
-_TYPES: Final = {
+JSON_TYPES: Final = {
     dict: "object",
     list: "array",
     str: "string",
@@ -53,7 +53,7 @@ class ArgumentTypes:
             check_value(value, text, max_depth)
         except MalformedError:
             return text
-        kind = _TYPES[type(value)]
+        kind = JSON_TYPES[type(value)]
         fits = kind in types or ("number" in types and kind == "integer") or ("integer" in types and kind == "number")
         return value if fits and kind != "string" else text
 
@@ -63,11 +63,11 @@ def _allowed_types(schema: Any, root: Schema, references: int = 0) -> set[str] |
     if not isinstance(schema, Mapping) or references > _MAX_REFERENCES:
         return None
     if isinstance(reference := schema.get("$ref"), str):
-        return _allowed_types(_resolve(reference, root), root, references + 1)
+        return _allowed_types(resolve_reference(reference, root), root, references + 1)
     if "type" in schema:
         return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
     if "const" in schema or "enum" in schema:
-        return {_TYPES[type(value)] for value in schema.get("enum", [schema.get("const")])}
+        return {JSON_TYPES[type(value)] for value in schema.get("enum", [schema.get("const")])}
     for key in ("anyOf", "oneOf", "allOf"):
         found = [_allowed_types(each, root, references + 1) for each in schema.get(key, ())]
         known = [each for each in found if each is not None]
@@ -76,7 +76,8 @@ def _allowed_types(schema: Any, root: Schema, references: int = 0) -> set[str] |
     return None
 
 
-def _resolve(reference: str, root: Schema) -> Any:
+def resolve_reference(reference: str, root: Schema) -> Any:
+    """Return the part of a schema that `$ref` names; None if it has no such part."""
     found: Any = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
 
 from turnwise import ReasoningParser, ToolCall
+from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError, check_value, load_json, read_json
 from turnwise_tool_formats.schema_values import ArgumentTypes
 
@@ -74,6 +75,21 @@ class Grammar(ABC):
     @abstractmethod
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         """Read the calls after an opening; None when a bare start is no call."""
+
+
+class WrittenGrammar(Grammar):
+    """
+    A format that models learn from a system prompt, because its tags are ordinary text.
+
+    Attributes:
+        instructions: how a system prompt tells a model to call a tool; an example of a call follows.
+    """
+
+    instructions: str
+
+    @abstractmethod
+    def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        """Return a turn with calls, each given by its name and its arguments."""
 
 
 @define
@@ -253,6 +269,11 @@ def _read_json_part(turn: Turn, start: int) -> Found:
     except MalformedError as error:
         return turn.refuse_to_next_tag(str(error), start, start)
     return [call], stop
+
+
+def dump_json(value: object) -> str:
+    """Return a value as JSON in one line, as templates write it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_cut(error: MalformedError, text: str) -> bool:

@@ -14,6 +14,7 @@ from turnwise.protocols import (
     Agent,
     Engine,
     Episode,
+    FormattedParser,
     GroupCall,
     GroupReward,
     Interaction,
@@ -140,8 +141,9 @@ class _SuspendableUser(_User, _Suspends):
     pass
 
 
-class _ReasoningParser(ProbeParser):
+class _FormattedParser(ProbeParser):
     reasoning_parser = None
+    tool_format = None
 
 
 @frozen(kw_only=True)
@@ -172,7 +174,7 @@ _AGENT: Final = (
     ("open", "close", "first_prompt", "resumable", "make_service", "connect"),
 )
 _SUSPENDING: Final = ("suspend", "restore")
-_PARSER: Final = ((ToolParser, ReasoningFormat), ("reasoning_parser",))
+_PARSER: Final = ((ToolParser, ReasoningFormat, FormattedParser), ("reasoning_parser", "tool_format"))
 
 
 def _example(kind: str, make: Callable[[], object], more: tuple[tuple[type, ...], tuple[str, ...]]) -> PartExample:
@@ -189,7 +191,7 @@ PARTS: Final[tuple[PartExample, ...]] = (
     _example("postprocessors", _Nothing, ((Postprocessor,), ())),
     _example("rewards", Length, ((Reward,), ())),
     _example("tool_parsers", lambda: ProbeParser(probe_chat()), _PARSER),
-    _example("tool_parsers", lambda: _ReasoningParser(probe_chat()), _PARSER),
+    _example("tool_parsers", lambda: _FormattedParser(probe_chat()), _PARSER),
     _example("tools", AddTool, ((Tool,), (*_SUSPENDING, "session_key"))),
     _example("tools", _SuspendableTool, ((Tool,), (*_SUSPENDING, "session_key"))),
 )

@@ -14,10 +14,12 @@ and other values as JSON.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Grammar, Turn
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json
 
 _CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"
 _NAME = re.compile(r"\s*+([^<>\n]{1,256})")
@@ -25,7 +27,7 @@ _KEY = re.compile(r"\s*+<arg_key>([^<>]{1,256})</arg_key>\s*+<arg_value>")
 _END_OF_VALUE = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))|<arg_key>|<tool_call>")
 
 
-class Glm45(Grammar):
+class Glm45(WrittenGrammar):
     """The format `glm45`."""
 
     name = "glm45"
@@ -36,6 +38,18 @@ class Glm45(Grammar):
     opening = "<tool_call>"
     closing = (_CLOSE,)
     must_close = True
+    instructions = (
+        "For each function call, output the function name and arguments within the following XML format, with one pair "
+        "of <arg_key> and <arg_value> for each argument:"
+    )
+
+    def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        return "\n".join(filter(None, (content, *(self._write_call(name, arguments) for name, arguments in calls))))
+
+    def _write_call(self, name: str, arguments: JsonObject) -> str:
+        texts = {key: value if isinstance(value, str) else dump_json(value) for key, value in arguments.items()}
+        pairs = [f"<arg_key>{key}</arg_key>\n<arg_value>{text}{_VALUE_CLOSE}\n" for key, text in texts.items()]
+        return f"<tool_call>{name}\n{''.join(pairs)}{_CLOSE}"
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         start = opening.end()

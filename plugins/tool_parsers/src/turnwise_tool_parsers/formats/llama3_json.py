@@ -16,22 +16,33 @@ without a name or without "parameters" is an answer in JSON.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, read_json_calls
 
 _TAG = "<|python_tag|>"
 _NAME = re.compile(r'"name"\s*+:')
 
 
-class Llama3Json(Grammar):
+class Llama3Json(WrittenGrammar):
     """The format `llama3_json`."""
 
     name = "llama3_json"
     form = '{"name": "<tool>", "parameters": {...}} and nothing else.'
     opening = re.escape(_TAG)
     bare = re.compile(r'(?:\[\s*)?\{\s*"(?:name|parameters|arguments|type"\s*:\s*"function)"')
+
+    instructions = (
+        "To call a function, respond with a JSON object of its name and its parameters, and nothing else; write ; "
+        "between several. For example:"
+    )
+
+    def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        written = "; ".join(dump_json({"name": name, "parameters": arguments}) for name, arguments in calls)
+        return f"{content}{_TAG}{written}" if content else written
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         if opening.group() == _TAG:

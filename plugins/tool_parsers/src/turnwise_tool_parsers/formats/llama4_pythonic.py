@@ -13,16 +13,18 @@ param2=value2), func_name2(...)]". Values are Python literals; `turnwise_tool_pa
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from turnwise import ToolCall
-from turnwise_tool_formats.turn import Found, Grammar, Turn, read_list
+from turnwise.types import JsonObject
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, read_list
 from turnwise_tool_parsers.python_values import read_python_call
 
 _TAG, _CLOSE = "<|python_start|>", "<|python_end|>"
 _NEXT = re.compile(r"\s*+[,;]?\s*+\[(?=\s*+[^\W\d][\w.\-]{0,255}\()")
 
 
-class Llama4Pythonic(Grammar):
+class Llama4Pythonic(WrittenGrammar):
     """The format `llama4_pythonic`."""
 
     name = "llama4_pythonic"
@@ -30,6 +32,17 @@ class Llama4Pythonic(Grammar):
     opening = re.escape(_TAG)
     closing = (_CLOSE,)
     bare = re.compile(r"\[\s*[^\W\d][\w.\-]{0,255}\(")
+
+    instructions = (
+        "To call functions, respond with a list of calls in Python's syntax, and nothing else, such as "
+        "[func_name1(param1=value1, param2=value2), func_name2(...)]. For example:"
+    )
+
+    def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        written = [
+            f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
+        ]
+        return f"{content}{_TAG if content else ''}[{', '.join(written)}]"
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         start = opening.end() if opening.group() == _TAG else opening.start()

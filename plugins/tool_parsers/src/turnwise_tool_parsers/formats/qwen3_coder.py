@@ -16,10 +16,12 @@ parameter's closing tag may be missing. The tool's schema decides which texts ar
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Grammar, Turn
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json
 
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION_CLOSE, _PARAMETER_CLOSE = "</function>", "</parameter>"
@@ -28,7 +30,7 @@ _PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]{1,256})>")
 _END_OF_VALUE = re.compile(r"</parameter>(?=\s*+(?:<parameter=|</function>))|<parameter=|<function=|<tool_call>")
 
 
-class Qwen3Coder(Grammar):
+class Qwen3Coder(WrittenGrammar):
     """The format `qwen3_coder`."""
 
     name = "qwen3_coder"
@@ -38,6 +40,20 @@ class Qwen3Coder(Grammar):
     )
     opening = "<tool_call>|<function="
     closing = (_CALL_CLOSE,)
+    instructions = (
+        "If you choose to call a function, reply in the following format, with one <parameter=...> element for each "
+        "argument:"
+    )
+
+    def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        return "\n".join(filter(None, (content, *(self._write_call(name, arguments) for name, arguments in calls))))
+
+    def _write_call(self, name: str, arguments: JsonObject) -> str:
+        elements = [
+            f"<parameter={key}>\n{value if isinstance(value, str) else dump_json(value)}\n{_PARAMETER_CLOSE}\n"
+            for key, value in arguments.items()
+        ]
+        return f"{_CALL_OPEN}\n<function={name}>\n{''.join(elements)}{_FUNCTION_CLOSE}\n{_CALL_CLOSE}"
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         tagged = opening.group() == _CALL_OPEN

@@ -434,7 +434,7 @@ NO_TOOLS = """\
 
 def test_a_template_that_shows_no_tools():
     """The run is refused, unless the prompts of its tasks describe the tools; without tools it starts."""
-    with pytest.raises(ConfigError, match=r"tools are not shown; name a template in model\.chat_template, or"):
+    with pytest.raises(ConfigError, match=r"tools are not shown; `chat: .*`.*; or name a template in model\.chat"):
         make_tool_agent(ToolAgentConfig(), resources_with(NO_TOOLS))
     make_tool_agent(ToolAgentConfig(), resources_with(NO_TOOLS, tools={}, parser=None))
 

@@ -32,6 +32,7 @@ from turnwise.protocols import (
     Agent,
     Chat,
     Engine,
+    FormattedParser,
     GroupReward,
     Judge,
     ModelSpec,
@@ -40,6 +41,8 @@ from turnwise.protocols import (
     Router,
     ServiceAgent,
     Tool,
+    ToolParser,
+    ToolWritingChat,
     WeightTransport,
 )
 from turnwise.protocols.weights import WeightSource
@@ -125,6 +128,7 @@ class RunBuilder:
         tools = {name: self.wrapper.wrap("tools", tool, resources) for name, tool in tools.items()}
         resources = evolve(resources, tools=tools)
         resources = evolve(resources, parser=self._build("tool_parsers", config.parser, "parser", resources))
+        resources = evolve(resources, chat=_with_tool_format(chat, resources.parser))
         reasoning = self._build("reasoning_parsers", config.reasoning_parser, "reasoning_parser", resources)
         resources = evolve(resources, reasoning_parser=reasoning)
         interaction = self._build("interactions", config.interaction, "interaction", resources)
@@ -301,6 +305,13 @@ class RunBuilder:
                 raise ConfigError(f"{path}: tools and tools_file both have a tool {min(both)!r}")
             tools |= more
         return tools
+
+
+def _with_tool_format(chat: Chat | None, parser: ToolParser | None) -> Chat | None:
+    """Return the chat with the format of the parser, if it writes tools itself."""
+    if not isinstance(chat, ToolWritingChat):
+        return chat
+    return chat.with_tool_format(parser.tool_format if isinstance(parser, FormattedParser) else None)
 
 
 @define(eq=False)

@@ -9,6 +9,7 @@ from attrs import field, frozen, validators
 
 from turnwise.options import SpecialTokenPolicy
 
+ToolPlace = Literal["template", "system_prompt"]
 ReasoningEffort = Literal["low", "medium", "high"]
 
 
@@ -28,10 +29,13 @@ class JinjaConfig:
             template's own.
         check_every: one episode in so many is compared with the template's rendering of its whole conversation, for
             templates with rules by length or position; 0 compares none.
+        tools: `template` leaves it to the chat template to show tools; `system_prompt` writes them, their calls and
+            their results as texts, in the format of the run's parser, for templates that show none.
     """
 
     special_tokens_in_content: SpecialTokenPolicy = "text"
     check_every: int = field(default=64, validator=validators.ge(0))
+    tools: ToolPlace = "template"
 
 
 @frozen(kw_only=True)

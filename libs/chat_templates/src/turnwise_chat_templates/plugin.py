@@ -11,7 +11,12 @@ def make_jinja(config: JinjaConfig, resources: Resources) -> Chat:
     """Load the template of the run's model."""
     from turnwise_chat_templates.loading import load_chat  # it imports numpy and the templates
 
-    return load_chat(resources.model, config.special_tokens_in_content, config.check_every)
+    template = load_chat(resources.model, config.special_tokens_in_content, config.check_every)
+    if config.tools == "template":
+        return template
+    from turnwise_chat_templates.written_tools import WrittenToolsChat
+
+    return WrittenToolsChat(template)
 
 
 def make_harmony(config: HarmonyConfig, resources: Resources) -> Chat:

@@ -21,6 +21,7 @@ from turnwise_chat_templates.render import Renderer
 
 _MAX_FORMS: Final = 512
 _NONE: Final = "None"
+_WRITE_TOOLS: Final = "`chat: {name: jinja, tools: system_prompt}` writes them into the system prompt"
 
 
 @define(eq=False)
@@ -63,7 +64,7 @@ class ShownMessages:
         if hidden := _first_hidden(messages, marks, text):
             return hidden
         if tools and text == self.renderer.render(plain):
-            return "tools are not shown"
+            return f"tools are not shown; {_WRITE_TOOLS}"
         empty = [{**message, "content": message["content"] or ""} for message in plain]
         if empty != plain and text.count(_NONE) > self.renderer.render(empty, tools).count(_NONE):
             return "an empty content is shown as the word None"

@@ -65,7 +65,7 @@ class ToolAgent:
         try:
             self._chat.prompt([{"role": "user", "content": "?"}], self._shown)
         except TemplateError as error:
-            hint = "name a template in model.chat_template, or set tools_in_prompt if the prompts describe the tools"
+            hint = "or name a template in model.chat_template, or set tools_in_prompt if the tasks describe the tools"
             raise ConfigError(f"agent 'tool_agent': {error}; {hint}") from error
 
     def _check_template(self) -> None:

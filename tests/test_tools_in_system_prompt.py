@@ -1,10 +1,11 @@
-"""A model whose chat template shows no tools, through the command line: rollouts and outside programs."""
+"""A model whose chat template shows no tools, through the command line: rollouts, outside programs, demonstrations."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from turnwise.cli import main
@@ -146,4 +147,38 @@ def test_a_parser_without_a_text_is_refused(
 ) -> None:
     """A format of special tokens has none, and `auto` has nothing to read."""
     assert main(["plan", "run.yaml", *AGENTS["tool_agent"], f"parser={parser}"]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_demonstrations_have_the_ids_of_a_rollout(folder: Path) -> None:
+    """`turnwise convert` with the config of the run writes the ids and the mask that the rollout recorded."""
+    config = ["run.yaml", *AGENTS["tool_agent"]]
+    assert main(["rollout", *config, "--out", "out"]) == 0
+    assert main(["convert", "out", "--to", "openai", "--out", "tune.jsonl"]) == 0
+    assert main(["convert", "tune.jsonl", "--to", "sft", "--out", "sft.parquet", "--config", *config]) == 0
+
+    (result,) = read_results(folder / "out")
+    (record,) = result.trajectories
+    (row,) = pq.read_table(folder / "sft.parquet").to_pylist()
+    assert record.input_ids.tolist() == row["input_ids"]
+    sampled = [False] * record.num_prompt_tokens + (record.origins == Origin.ACTION).tolist()
+    assert sampled == [bool(each) for each in row["loss_mask"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--to", "sft"], "--to sft needs --model, a model with a chat template, or --config"),
+        (["--to", "sft", "--model", "model", "--config", "run.yaml"], "--to sft needs --model, a model"),
+        (["--to", "atif", "--config", "run.yaml"], "--config is for sft, not for atif"),
+        (["--to", "sft", "--config", "run.yaml", "--revision", "main"], "--revision is for sft with --model"),
+        (["--to", "sft", "--config", "run.yaml", "model={}", "chat=null", "parser=null"], "the run has no model"),
+    ],
+)
+def test_options_that_do_not_fit(
+    arguments: list[str], why: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the option."""
+    (folder / "tune.jsonl").write_text('{"messages": []}\n', encoding="utf-8")
+    assert main(["convert", "tune.jsonl", *arguments, "--out", "sft.parquet"]) == 2
     assert why in capsys.readouterr().err

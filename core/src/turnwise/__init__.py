@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from turnwise.interrupts import handle_interrupts
     from turnwise.plugin.host import Host
     from turnwise.record.spec import UnfinishedEpisode
-    from turnwise.runtime.launch import check_run
+    from turnwise.runtime.launch import build_resources, check_run
     from turnwise.runtime.manager import RolloutManager
     from turnwise.runtime.placement import PoolPlacement, RunPlacement, plan_placement
     from turnwise.weights.memory import MemorySwitch
@@ -137,6 +137,7 @@ __all__ = [
     "UnfinishedEpisode",
     "WeightTransport",
     "Wrapper",
+    "build_resources",
     "check_run",
     "configure_logging",
     "handle_interrupts",
@@ -158,6 +159,7 @@ _ON_DEMAND = {
     "RunConfig": "turnwise.config.run",
     "RunPlacement": "turnwise.runtime.placement",
     "UnfinishedEpisode": "turnwise.record.spec",
+    "build_resources": "turnwise.runtime.launch",
     "configure_logging": "turnwise.events.logging",
     "handle_interrupts": "turnwise.interrupts",
     "check_run": "turnwise.runtime.launch",

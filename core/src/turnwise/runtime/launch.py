@@ -17,7 +17,7 @@ from turnwise.events.dispatch import Observers
 from turnwise.events.logging import configure_logging
 from turnwise.events.observer import Observer
 from turnwise.plugin.host import Host
-from turnwise.protocols import Chat
+from turnwise.protocols import Chat, Resources
 from turnwise.runtime.build import RunBuilder
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.interface import Runtime
@@ -72,6 +72,22 @@ def check_run(config: RunConfig, host: Host, tasks: Iterable[Task] = ()) -> None
             builder.build_engine()
         if "judge" in local:
             builder.build_judge_engine()
+
+
+def build_resources(config: RunConfig, host: Host) -> Resources:
+    """
+    Build the chat, the tools and the parsers of a run, for commands that read or write its conversations.
+
+    The small files of a model on the hub are downloaded.
+
+    Args:
+        config: resolved, with the plugins of `host`.
+        host: the loaded plugins.
+
+    Raises:
+        ConfigError, PluginError, TemplateError: a part cannot be built.
+    """
+    return RunBuilder(pin_models(config, host, weights=False), host).resources
 
 
 _Parts = tuple[Runtime, RolloutPlan, Observers, Chat | None, GroupScoring | None]

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from turnwise import Chat, EpisodeResult
+from turnwise import Chat, EpisodeResult, build_resources
+from turnwise.config.resolve import load_resolved
 from turnwise.console import Console
 from turnwise.errors import ConfigError, DataError, TemplateError
 from turnwise.files import atomic_write, partial_path, replace
@@ -62,21 +63,30 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.to == "sft" and not arguments.model:
-        raise ConfigError("--to sft needs --model, a model with a chat template")
+    if arguments.to == "sft" and bool(arguments.model) == bool(arguments.config):
+        raise ConfigError("--to sft needs --model, a model with a chat template, or --config, a run with one")
+    if arguments.config and arguments.to != "sft":
+        raise ConfigError(f"--config is for sft, not for {arguments.to}")
     if arguments.to == "sft" and arguments.min_reward is not None:
         raise ConfigError("--min-reward is for episodes; conversations have no reward")
     if arguments.tools is not None and arguments.to not in ("openai", "sft"):
         raise ConfigError(f"--tools is for openai and sft, not for {arguments.to}")
-    if arguments.revision is not None and arguments.to != "sft":
-        raise ConfigError(f"--revision is for sft, not for {arguments.to}")
+    if arguments.revision is not None and (arguments.to != "sft" or arguments.config):
+        raise ConfigError("--revision is for sft with --model")
     if arguments.model and arguments.to in ("openai", "datasets"):
         raise ConfigError(f"--model is for atif and sft, not for {arguments.to}")
 
 
-def _chat_of(model: str, revision: str | None) -> Chat:
-    source = ModelSource(path=model, base_dir=Path.cwd(), revision=revision, key="--model")
-    return load_chat(ModelSpec(path=find_model(source, weights=False).folder))
+def _find_chat(arguments: argparse.Namespace) -> tuple[Chat, Sequence[ToolSchema]]:
+    """Return the chat, and the tools of conversations without tools: of a run, or of a model."""
+    if not arguments.config:
+        source = ModelSource(path=arguments.model, base_dir=Path.cwd(), revision=arguments.revision, key="--model")
+        return load_chat(ModelSpec(path=find_model(source, weights=False).folder)), ()
+    path, *overrides = arguments.config
+    resources = build_resources(*load_resolved(path, overrides))
+    if resources.chat is None:
+        raise ConfigError(f"--config {path}: the run has no model with a chat template")
+    return resources.chat, resources.tool_schemas
 
 
 def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple[list[EpisodeResult], int]:
@@ -89,7 +99,8 @@ def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple
 def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tuple[int, int]:
     """Write the file or the folder; return how many were written and read."""
     if arguments.to == "sft":
-        return _write_sft(arguments.source, arguments.out, _chat_of(arguments.model, arguments.revision), tools)
+        chat, own_tools = _find_chat(arguments)
+        return _write_sft(arguments.source, arguments.out, chat, tools or own_tools)
     chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
     return _write_episodes(chosen, arguments, tools), num_read
 

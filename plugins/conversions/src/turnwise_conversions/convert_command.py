@@ -12,7 +12,8 @@ Examples:
   turnwise convert runs/first --to atif --out first.atif.jsonl
   turnwise convert runs/first --to openai --out tune.jsonl --min-reward 1 --tools tools.json
   turnwise convert runs/first --to datasets --out first_dataset
-  turnwise convert tune.jsonl --to sft --model models/qwen3 --out sft.parquet"""
+  turnwise convert tune.jsonl --to sft --model models/qwen3 --out sft.parquet
+  turnwise convert tune.jsonl --to sft --config run.yaml --out sft.parquet"""
 
 
 class ConvertCommand:
@@ -28,6 +29,12 @@ class ConvertCommand:
         parser.add_argument("--min-reward", type=float, help="leave out episodes with a lower reward, or without one")
         parser.add_argument("--tools", type=Path, help="JSON file with a list of tool schemas (openai, sft)")
         parser.add_argument("--model", help="atif: name of the model; sft: folder, id on the hub, or .gguf file")
+        parser.add_argument(
+            "--config",
+            nargs="+",
+            metavar=("FILE", "a.b=c"),
+            help="sft: config of a run, perhaps with changed values, whose model, chat, parser and tools are used",
+        )
         parser.add_argument("--revision", help="sft: branch, tag or commit of a model on the hub (default: its main)")
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 
 import pytest
@@ -108,6 +109,19 @@ def test_failed_data_source():
 
     assert (None, 0, 1) == figure(report, "mean@1", "y")
     assert ["-"] == list(results_table(report).columns[1].cells)[2:]
+
+
+def test_brackets_are_shown():
+    """Intervals and data sources have brackets, which are no markup of the terminal."""
+    episodes = [*results("a", [0.0], source="[red]"), *results("b", [1.0], source="[/]")]
+    console = Console(width=200, file=io.StringIO())
+
+    console.print(results_table(evaluate_episodes(episodes, n=1, ks=[1], threshold=1.0)))
+
+    printed = console.file.getvalue()
+    assert "[red]" in printed
+    assert "[/]" in printed
+    assert "0.500 [0.000, 1.000]" in printed
 
 
 def test_one_failed_episode_of_many():

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import asdict
+from rich.markup import escape
 from rich.table import Table
 
 from turnwise import EpisodeResult, Status
@@ -106,14 +107,14 @@ def results_table(report: Mapping[str, Any]) -> Table:
     for heading in ("data source", *names):
         table.add_column(heading, justify="left" if heading == "data source" else "right")
     for source, results in report["results"].items():
-        table.add_row(source, *map(_cell, results.values()))
+        table.add_row(*map(escape, (source, *map(_cell, results.values()))))
     return table
 
 
 def _cell(figure: Mapping[str, Any]) -> str:
     if not figure["tasks"]:
         return "-"
-    interval = "" if figure["low"] is None else rf" \[{figure['low']:.3f}, {figure['high']:.3f}]"
+    interval = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
     return f"{figure['value']:.3f}{interval}"
 
 

@@ -73,7 +73,7 @@ async def program(task, client):
             messages.append(message.model_dump(exclude_none=True))
             for call in message.tool_calls or ():
                 number = json.loads(call.function.arguments)["number"]
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(2 * int(number))})
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(2 * number)})
     assert message.content == "It is 42."
     return 1.0
 '''

@@ -8,15 +8,15 @@ the arguments of a well-formed JSON call, or inside reasoning, is text.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import regex  # type: ignore[import-untyped]
 import structlog
-from attrs import evolve
 
 from turnwise import Chat, ReasoningParser, Resources, ToolCall
 from turnwise.errors import ConfigError
-from turnwise.types import TokenArray
+from turnwise.types import TokenArray, ToolSchema
 from turnwise_tool_formats.config import LimitConfig, ParserConfig
 from turnwise_tool_formats.prompts import opens_reasoning
 from turnwise_tool_formats.schema_values import ArgumentTypes
@@ -72,20 +72,31 @@ class FormatParser:
         self._may_be_bare: Final = regex.compile(grammar.bare.pattern) if grammar.bare else None
 
     def parse(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
+        return self._parse(token_ids, self._types)
+
+    def parse_for(self, token_ids: TokenArray, tools: Sequence[ToolSchema]) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return text and calls as `parse` does, with the types of these tools instead of the run's."""
+        return self._parse(token_ids, ArgumentTypes(tools))
+
+    def _parse(self, token_ids: TokenArray, types: ArgumentTypes) -> tuple[str, tuple[ToolCall, ...]]:
         try:
             text = self._chat.text(token_ids)
         except Exception as error:  # noqa: BLE001 - tokenizers raise anything for unknown ids; parsing never raises
             why = f"its tokens cannot be decoded ({type(error).__name__})"
             return "", (self._turn("").refuse(why, ""),)
-        return self.parse_text(text)
+        return self._read(text, types)
 
     def parse_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text outside the calls, reasoning included, and the calls in order."""
-        return self._find_calls(self._turn(text), self._after_reasoning(text, 0) if self.starts_in_reasoning else 0)
+        return self._read(text, self._types)
+
+    def _read(self, text: str, types: ArgumentTypes) -> tuple[str, tuple[ToolCall, ...]]:
+        start = self._after_reasoning(text, 0) if self.starts_in_reasoning else 0
+        return self._find_calls(self._turn(text, types), start)
 
     def _read_written(self, text: str, types: ArgumentTypes) -> tuple[ToolCall, ...]:
         """Return the calls of a turn that a prompt shows; no prompt opens its reasoning."""
-        return self._find_calls(evolve(self._turn(text), types=types), 0)[1]
+        return self._find_calls(self._turn(text, types), 0)[1]
 
     def _find_calls(self, turn: Turn, at: int) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text outside the calls at or after `at`, which is -1 if there are none, and the calls."""
@@ -145,8 +156,9 @@ class FormatParser:
             )
         return opened if tags.starts_in_reasoning is None else tags.starts_in_reasoning
 
-    def _turn(self, text: str) -> Turn:
-        return Turn(text=text, grammar=self.grammar, ends=self._ends, max_depth=self._max_depth, types=self._types)
+    def _turn(self, text: str, types: ArgumentTypes | None = None) -> Turn:
+        types = self._types if types is None else types
+        return Turn(text=text, grammar=self.grammar, ends=self._ends, max_depth=self._max_depth, types=types)
 
     def _next_opening(self, turn: Turn, at: int, starts: bool) -> re.Match[str] | None:
         if starts and self.grammar.bare and (bare := self.grammar.bare.match(turn.text, turn.skip_space(at))):

@@ -208,8 +208,9 @@ def test_a_block_of_a_page_is_planned(place: str, runtime: str, folder: Path) ->
 
 @pytest.mark.parametrize("runtime", ["local", "ray"])
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_an_example_is_planned(file: Path, runtime: str, folder: Path) -> None:
-    """From a copy of the folder of examples."""
+def test_an_example_is_planned(file: Path, runtime: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a copy of the folder of examples, without the models that its user has fetched."""
+    monkeypatch.setenv("HOME", str(folder))
     code, errors = command("plan", str(folder / file.relative_to(ROOT)), f"runtime.name={runtime}")
 
     check(file.relative_to(ROOT).as_posix(), runtime, code, errors)

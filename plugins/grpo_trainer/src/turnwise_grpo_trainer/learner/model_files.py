@@ -12,6 +12,8 @@ from torch import Tensor
 
 _COPIED: Final = (".json", ".jinja", ".txt", ".model")
 """Suffixes of the files of a tokenizer."""
+_RECORDS: Final = ("sft.json", "log.json")
+"""Files that `turnwise sft` writes beside its model, with paths of its machine."""
 _OF_MODEL: Final = ("config.json", "generation_config.json")
 
 
@@ -33,7 +35,7 @@ def copy_tokenizer(source: Path, folder: Path, also: Sequence[str] = ()) -> None
     """Copy the small files of a model's directory that a folder lacks; the model's own config only if in `also`."""
     for file in sorted(source.iterdir()):
         is_weights = file.name.endswith(".safetensors.index.json")
-        if file.name in _OF_MODEL and file.name not in also:
+        if file.name in _RECORDS or (file.name in _OF_MODEL and file.name not in also):
             continue
         if not (folder / file.name).exists() and file.suffix in _COPIED and not is_weights:
             (folder / file.name).write_bytes(file.read_bytes())

@@ -47,6 +47,8 @@ def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> lis
             # An interrupt would print the bar behind the last line.
             disable_tqdm=not sys.stderr.isatty(),
             bf16=torch.cuda.is_available(),
+            # Without a GPU, torch would warn twice.
+            dataloader_pin_memory=torch.cuda.is_available(),
             seed=arguments.seed,
         ),
         # SFTTrainer leaves rows with labels as they are.

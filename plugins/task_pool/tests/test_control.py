@@ -25,6 +25,7 @@ from turnwise_gateway.host import ModelClient
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_task_pool.config import PoolConfig
 from turnwise_task_pool.driver.control import build_control_app
+from turnwise_task_pool.driver.offers import WorkerGoneError
 from turnwise_task_pool.pool.sqlite_store import SqliteStore
 from turnwise_task_pool.pool.store import Lease, PoolTask
 from turnwise_task_pool.pool.task_pool import TaskPool
@@ -87,6 +88,7 @@ class Finder:
 
     pool: TaskPool
     worker: PoolWorker = field(init=False)
+    is_gone: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.worker = PoolWorker(None, None, PoolConfig(control_file="unused"))
@@ -112,6 +114,8 @@ class Finder:
         """Forget nothing."""
 
     async def ask(self, kind: str, **body: object) -> object:
+        if self.is_gone:
+            raise WorkerGoneError
         found = self.worker._answer(kind, body)
         if found is not None and "error" in found:
             raise RequestError(*found["error"])
@@ -473,6 +477,25 @@ def test_short_secrets_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="16 characters"):
         build_control_app(pool, Finder(pool), "short")
+
+
+def test_a_request_whose_worker_has_just_died_may_come_again(at_site) -> None:
+    """It gets 429 with the time to wait, for any route that asks the worker."""
+
+    async def check(site: Site) -> None:
+        await site.put_and_lease()
+        site.finder.is_gone = True
+        for method, path, body in [
+            ("GET", "/sessions/1-0-1", None),
+            ("POST", "/sessions/1-0-1/score", {"id": "a", "score": 1}),
+            ("POST", "/leases/1-0-1/complete", {"fence": 1}),
+        ]:
+            async with site.client.request(method, path, json=body) as response:
+                assert (429, "1") == (response.status, response.headers["retry-after"])
+                assert "x-should-retry" not in response.headers
+                assert "ask again" in (await response.json())["error"]["message"]
+
+    at_site(check)
 
 
 def test_an_agent_that_hangs_up_takes_no_task(at_site) -> None:

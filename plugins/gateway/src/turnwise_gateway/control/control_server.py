@@ -196,9 +196,9 @@ def tell(verdict: Verdict, extra: JsonDict | None = None) -> web.Response:
     return error_reply(status, str(verdict), messages[verdict])
 
 
-def error_reply(status: int, code: str, message: str, *, may_retry: bool = False) -> web.Response:
-    """Return a response with an error."""
-    headers = {"retry-after": "5"} if may_retry else {"x-should-retry": "false"}
+def error_reply(status: int, code: str, message: str) -> web.Response:
+    """Return a response with an error; clients may repeat a request that got 429."""
+    headers = {"retry-after": "1"} if status == 429 else {"x-should-retry": "false"}
     return json_reply(status, {"error": {"code": code, "message": message}}, headers)
 
 

@@ -159,7 +159,7 @@ class _Control:
             found: Plain | None = await link.ask(kind, session=lease_id, **body)
         except WorkerGoneError as error:
             # It has just died, or left: the client asks again, and then gets the answer of the pool.
-            raise web.HTTPTooManyRequests(headers={"retry-after": "1"}) from error
+            raise RequestError(429, "worker_gone", "the worker of the session is gone: ask again") from error
         return found
 
     async def _to_end(self, work: Coroutine[Any, Any, web.Response]) -> web.Response:

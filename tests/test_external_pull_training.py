@@ -16,7 +16,7 @@ import yaml
 from training_site import CONFIG, make_site, start
 
 from turnwise_result_files import read_training_step
-from turnwise_task_pool.pool.pool_view import PoolView
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
 
 NUM_STEPS, NUM_TASKS, GROUP_SIZE = 3, 3, 3
 
@@ -114,7 +114,8 @@ def trained_episodes(out: Path) -> dict[Name, float | None]:
 
 def scores_in_pool(site: Path) -> dict[Name, float | None]:
     """Return the score of each episode that has ended in the pool."""
-    results = PoolView(site / "pool.sqlite").results()
+    with SqliteStore.reading(site / "pool.sqlite") as pool:
+        results = pool.results()
     found = {(json.loads(each.uid)[0], each.global_step, each.rollout_n): each.score for each in results}
     assert len(found) == len(results)
     return found

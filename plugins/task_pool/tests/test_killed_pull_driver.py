@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from gateway_rollouts import start_rollout, wait_until, write_rollout
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
 from turnwise_result_files import read_results
-from turnwise_task_pool.pool.pool_view import PoolView
-from turnwise_task_pool.pool.store import State
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
 
 NUM_TASKS = 12
 
@@ -51,6 +50,11 @@ class Agent:
     def complete(self, leased: dict[str, Any], score: float, status: int = 200) -> None:
         lease = leased["lease"]
         self.post(f"/leases/{lease['id']}/complete", status, fence=lease["fence"], score=score)
+
+
+def read_pool(file: Path, read: Callable[[SqliteStore], Any]) -> Any:
+    with SqliteStore.reading(file) as store:
+        return read(store)
 
 
 def number_of(leased: dict[str, Any]) -> int:
@@ -88,7 +92,7 @@ def test_a_resumed_run_continues_with_its_pool(pulled: Path) -> None:
     finally:
         driver.kill()
         driver.wait()
-    assert {State.DONE: 4, State.LEASED: 4, State.READY: 4} == Counter(each.state for each in PoolView(pool).rollouts())
+    assert {"done": 4, "leased": 4, "ready": 4, "dead": 0} == read_pool(pool, SqliteStore.count)
 
     secret = control.read_text()
     resumed = start_rollout(pulled, "--resume", "out")
@@ -124,7 +128,7 @@ def check_results(out: Path) -> None:
     for result in results:
         assert (Status.COMPLETED, float(result.task.uid.partition("-")[2])) == (result.status, result.reward)
         check_trajectory(result.trajectories[0])
-    in_pool = PoolView(out / "pool.sqlite").results()
+    in_pool = read_pool(out / "pool.sqlite", SqliteStore.results)
     assert NUM_TASKS == len(in_pool) == len({(each.uid, each.global_step, each.rollout_n) for each in in_pool})
     assert list(range(NUM_TASKS)) == sorted(each.score for each in in_pool)
 

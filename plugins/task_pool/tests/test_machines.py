@@ -16,7 +16,7 @@ from machines import Machine, short_folder, two_machines
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
 from turnwise_result_files import read_results
-from turnwise_task_pool.pool.pool_view import PoolView
+from turnwise_task_pool.pool.sqlite_store import SqliteStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 NUM_TASKS = 40
@@ -87,7 +87,8 @@ def test_a_machine_is_lost(machines: tuple[Machine, Machine], tmp_path: Path) ->
         assert (Status.COMPLETED, float(result.task.uid.partition("-")[2])) == (result.status, result.reward)
         for trajectory in result.trajectories:
             check_trajectory(trajectory)
-    in_pool = PoolView(out / "pool.sqlite").results()
+    with SqliteStore.reading(out / "pool.sqlite") as pool:
+        in_pool = pool.results()
     assert Counter(each.uid for each in in_pool).most_common(1)[0][1] == 1
     assert sorted(each.score for each in in_pool if str(each.state) == "done") == list(range(NUM_TASKS))
     assert not (tmp_path / "control.json").exists()

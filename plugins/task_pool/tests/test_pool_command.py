@@ -97,7 +97,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path, capsys: pytest.C
     assert [2, 2, 2] == [main(["pool", "requeue", str(path)]) for path in (text, other, missing)]
 
     errors = capsys.readouterr().err.splitlines()
-    assert ["cannot be read" in errors[0], "not a task pool" in errors[1], "no such file" in errors[2]] == [True] * 3
+    assert ["cannot be used" in errors[0], "not a task pool" in errors[1], "no such file" in errors[2]] == [True] * 3
     assert 3 == len(errors)
     assert before == other.read_bytes()
 

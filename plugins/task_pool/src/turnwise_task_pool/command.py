@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import asdict
 
 from turnwise.errors import DataError, InfrastructureError
 from turnwise.terminal import write_output
 from turnwise.types import JsonDict
-from turnwise_task_pool.pool.store import State
-
-if TYPE_CHECKING:
-    from turnwise_task_pool.pool.pool_view import PoolView, RolloutView
+from turnwise_task_pool.pool.store import RolloutView, State
 
 _COLUMNS = ("uid", "step", "rollout", "state", "attempts", "worker", "expires in s", "reason")
 
@@ -49,29 +48,26 @@ class PoolCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         # Imported here: a list of all commands needs no database and no tables.
-        from turnwise_task_pool.pool.pool_view import PoolView
         from turnwise_task_pool.pool.sqlite_store import SqliteStore
 
         action, path = arguments.action, arguments.pool
         if action == "status" and path.suffix == ".json":
             _print_counts(_ask(path), as_json=arguments.json)
             return 0
-        view = PoolView(path)
-        if action == "export":
-            for result in view.results():
-                write_output(json.dumps(asdict(result)) + "\n")
-        elif action == "requeue":
-            store = SqliteStore.open(path)
-            try:
-                number = store.reopen_dead(arguments.uids)
-            finally:
-                store.close()
-            write_output(f"rollouts that are ready again: {number}\n")
-        elif action == "list":
-            chosen = [each for each in view.rollouts() if arguments.state in (None, each.state)]
-            _print_rollouts(chosen, as_json=arguments.json)
-        else:
-            _print_status(view, as_json=arguments.json)
+        with SqliteStore.reading(path) as pool:
+            if action == "export":
+                for result in pool.results(limit=-1):
+                    write_output(json.dumps(asdict(result)) + "\n")
+            elif action == "requeue":
+                with closing(SqliteStore.open(path)) as store:
+                    number = store.reopen_dead(arguments.uids)
+                write_output(f"rollouts that are ready again: {number}\n")
+            elif action == "list":
+                rollouts = pool.rollouts(now=time.time())
+                chosen = [each for each in rollouts if arguments.state in (None, each.state)]
+                _print_rollouts(chosen, as_json=arguments.json)
+            else:
+                _print_status(pool.rollouts(now=time.time()), as_json=arguments.json)
         return 0
 
 
@@ -106,8 +102,7 @@ def _ask(file: Path) -> JsonDict:
     return counts
 
 
-def _print_status(view: PoolView, *, as_json: bool) -> None:
-    rollouts = view.rollouts()
+def _print_status(rollouts: Sequence[RolloutView], *, as_json: bool) -> None:
     found = Counter(each.state for each in rollouts)
     counts: JsonDict = {str(state): found[state] for state in State}
     leased, dead = ([each for each in rollouts if each.state is state] for state in (State.LEASED, State.DEAD))

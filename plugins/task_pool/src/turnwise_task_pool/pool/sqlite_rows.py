@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, State
+from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, RolloutView, State
 
 SCHEMA_VERSION = 3
 # A group keeps its number, so rollouts that become ready again come before those of later groups.
@@ -45,7 +45,8 @@ CREATE TABLE IF NOT EXISTS last_fence (only_row INTEGER PRIMARY KEY CHECK (only_
 """
 
 LEASE_COLUMNS = "group_number, rollout_n, fence, attempt, worker, until, uid, global_step, content"
-FROM_ROLLOUT = "FROM rollout JOIN task_group ON number = group_number"
+FROM_ROLLOUT = "FROM rollout JOIN task_group ON task_group.number = rollout.group_number"
+ROLLOUT_COLUMNS = "uid, global_step, rollout.rollout_n, rollout.state, attempt, worker, until, coalesce(reason, '')"
 RESULT_COLUMNS = (
     "result.number, uid, global_step, rollout_n, result.state, score, metrics, owner, reason, attempt, fence"
 )
@@ -92,6 +93,21 @@ def key_of(lease: Lease) -> tuple[int, int]:
     if parts is None:
         raise PoolError(f"no lease has the name {lease.id!r}")
     return parts[0], parts[1]
+
+
+def read_rollout(row: tuple[Any, ...], now: float) -> RolloutView:
+    """Return the rollout of a row of `ROLLOUT_COLUMNS` at a time."""
+    uid, step, rollout_n, state, attempt, worker, until, reason = row
+    return RolloutView(
+        uid=uid,
+        global_step=step,
+        rollout_n=rollout_n,
+        state=State(state),
+        attempt=attempt,
+        worker=worker,
+        expires_in_s=None if until is None else round(until - now, 1),
+        reason=reason,
+    )
 
 
 def read_result(row: tuple[Any, ...]) -> PoolResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,15 +24,17 @@ from turnwise_task_pool.pool.sqlite_rows import (
     FROM_ROLLOUT,
     LEASE_COLUMNS,
     RESULT_COLUMNS,
+    ROLLOUT_COLUMNS,
     SCHEMA,
     SCHEMA_VERSION,
     key_of,
     parse_name,
     read_lease,
     read_result,
+    read_rollout,
     to_json,
 )
-from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, PoolTask, State
+from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, PoolTask, RolloutView, State
 
 
 @define(eq=False)
@@ -47,6 +49,7 @@ class SqliteStore:
         first_fence: the fences of a new file are larger. Agents that may still have leases of an earlier file need
             larger ones than theirs.
         trace: called with each SQL statement before it runs.
+        reads_only: leave the file as it is; it must exist.
 
     Raises:
         DataError: the file cannot be used as a task pool.
@@ -57,18 +60,25 @@ class SqliteStore:
     synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
     first_fence: int = 0
     trace: Callable[[str], object] | None = None
+    reads_only: bool = False
     _database: sqlite3.Connection = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         if self.max_attempts < 1:
             raise PoolError(f"'max_attempts' must be at least 1: {self.max_attempts}")
+        name = f"{self.path.absolute().as_uri()}?mode=ro" if self.reads_only else self.path
         # The thread that opens the store is not the one that writes; `isolation_level=None` leaves transactions to us.
-        self._database = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._database = sqlite3.connect(
+            name, timeout=30, isolation_level=None, check_same_thread=False, uri=self.reads_only
+        )
         self._database.set_trace_callback(self.trace)
         try:
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute(f"PRAGMA synchronous={self.synchronous}")
-            self._create_tables()
+            if self.reads_only:
+                check_pool(self._database, self.path)
+            else:
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute(f"PRAGMA synchronous={self.synchronous}")
+                self._create_tables()
         except sqlite3.DatabaseError as error:
             self.close()
             raise DataError(f"{self.path}: cannot be used as a task pool: {error}") from error
@@ -77,7 +87,7 @@ class SqliteStore:
             raise
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, *, reads_only: bool = False) -> Self:
         """
         Open a file that must exist.
 
@@ -86,7 +96,22 @@ class SqliteStore:
         """
         if not Path(path).is_file():
             raise DataError(f"{path}: there is no such file")
-        return cls(path)
+        return cls(path, reads_only=reads_only)
+
+    @classmethod
+    @contextmanager
+    def reading(cls, path: Path) -> Iterator[Self]:
+        """
+        Open a file to read it inside the `with` statement, also while a run writes to it.
+
+        Raises:
+            DataError: as for `open`; also when a later read fails.
+        """
+        try:
+            with closing(cls.open(path, reads_only=True)) as store:
+                yield store
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{path}: cannot be read as a task pool: {error}") from error
 
     def _create_tables(self) -> None:
         with self._transaction():
@@ -223,6 +248,11 @@ class SqliteStore:
 
     def is_empty(self) -> bool:
         return not self._row("SELECT EXISTS (SELECT 1 FROM rollout WHERE state IN ('ready', 'leased'))")[0]
+
+    def rollouts(self, *, now: float) -> list[RolloutView]:
+        """Return all rollouts, in the order in which they are handed out."""
+        query = f"{FROM_ROLLOUT} LEFT JOIN result USING (group_number, rollout_n) ORDER BY group_number, rollout_n"
+        return [read_rollout(row, now) for row in self._all(f"SELECT {ROLLOUT_COLUMNS} {query}")]
 
     def results(self, *, after: int = 0, limit: int = 1000) -> list[PoolResult]:
         where = "WHERE result.number > ? ORDER BY result.number LIMIT ?"

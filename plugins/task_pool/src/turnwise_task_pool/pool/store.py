@@ -67,6 +67,32 @@ class Lease(Attempted):
 
 
 @frozen(kw_only=True)
+class RolloutView:
+    """
+    A rollout of a pool as people see it.
+
+    Attributes:
+        uid: of the task.
+        global_step: training step that asked for it.
+        rollout_n: number of the rollout in its group.
+        state: of the rollout.
+        attempt: number of leases so far.
+        worker: name of the agent with the last lease; empty before the first one.
+        expires_in_s: seconds until the lease expires; None without one.
+        reason: of the failure of a dead rollout.
+    """
+
+    uid: str
+    global_step: int
+    rollout_n: int
+    state: State
+    attempt: int
+    worker: str
+    expires_in_s: float | None
+    reason: str
+
+
+@frozen(kw_only=True)
 class PoolResult:
     """
     The end of a rollout; there is exactly one for each.

@@ -13,7 +13,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.scores import Verdict
 from turnwise_task_pool.pool.sqlite_store import SqliteStore
 from turnwise_task_pool.pool.store import Lease, PoolTask
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, Usage
-from turnwise_gateway.control.attempt import Verdict
 from turnwise_gateway.control.control_server import ControlServer, RequestError
+from turnwise_gateway.control.scores import Verdict
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_task_pool.config import PoolConfig

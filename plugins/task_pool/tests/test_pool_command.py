@@ -11,7 +11,7 @@ import pytest
 from gateway_rollouts import start_rollout, write_rollout
 
 from turnwise.cli import main
-from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.scores import Verdict
 from turnwise_task_pool.pool.sqlite_store import SqliteStore
 from turnwise_task_pool.pool.store import PoolTask
 

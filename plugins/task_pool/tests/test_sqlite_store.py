@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import DataError
-from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.scores import Verdict
 from turnwise_task_pool.driver.offer_store import OfferStore
 from turnwise_task_pool.pool.sqlite_store import SqliteStore
 from turnwise_task_pool.pool.store import PoolError, PoolTask, State

@@ -9,7 +9,7 @@ from attrs import define, field
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.scores import Verdict
 from turnwise_task_pool.pool.sqlite_store import SqliteStore
 from turnwise_task_pool.pool.store import Lease, PoolTask, State
 

@@ -14,7 +14,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.scores import Verdict
 from turnwise_task_pool.pool.sqlite_store import SqliteStore
 from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, PoolTask, State
 from turnwise_task_pool.pool.task_pool import TaskPool, steady_clock

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise_gateway.control.attempt import ControlError, Verdict
-from turnwise_gateway.control.scores import ScoreBoard, ScoreReport
+from turnwise_gateway.control.scores import ControlError, ScoreBoard, ScoreReport, Verdict
 
 PLACES = st.sampled_from([{}, {"turn": "t0"}, {"turn": "t1"}, {"record": 0}, {"record": 1}])
 REPORTS = st.builds(

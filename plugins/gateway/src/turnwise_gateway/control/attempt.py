@@ -1,32 +1,8 @@
-"""An attempt at a task, and the effects of the news of it."""
+"""An attempt at a task."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from attrs import frozen
-
-from turnwise.errors import TurnwiseError
-
-
-class ControlError(TurnwiseError):
-    """A request or a number that a control port does not accept."""
-
-
-class Verdict(StrEnum):
-    """
-    Effect of the news of an attempt.
-
-    `ACCEPTED` changed the rollout, `REPEATED` had changed it before, `CONFLICT` contradicts earlier news of the same
-    lease, `LATE` is of a lease that has ended, and `UNKNOWN` is of a lease that never was. Only `ACCEPTED` changes
-    anything.
-    """
-
-    ACCEPTED = "accepted"
-    REPEATED = "repeated"
-    CONFLICT = "conflict"
-    LATE = "late"
-    UNKNOWN = "unknown"
 
 
 @frozen(kw_only=True)

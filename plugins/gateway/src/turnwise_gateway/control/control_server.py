@@ -13,8 +13,7 @@ from aiohttp import web
 from turnwise.errors import ConfigError, Owner
 from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallRefusedError
-from turnwise_gateway.control.attempt import ControlError, Verdict
-from turnwise_gateway.control.scores import check_metrics
+from turnwise_gateway.control.scores import ControlError, Verdict, check_metrics
 from turnwise_gateway.dialects.strict_json import read_json, write_json
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import connection_of

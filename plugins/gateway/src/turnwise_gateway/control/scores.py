@@ -1,14 +1,15 @@
-"""Scores that are reported for a session from outside: each counts once."""
+"""Scores that are reported for a session from outside: each counts once, and each report has a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final, Literal
 
 import numpy as np
 from attrs import define, field, frozen
 
-from turnwise_gateway.control.attempt import ControlError, Verdict
+from turnwise.errors import TurnwiseError
 
 MAX_NUMBER: Final = float(np.finfo(np.float32).max)
 """Largest score, because records hold scores as float32."""
@@ -17,6 +18,26 @@ _MAX_METRICS: Final = 256
 _MAX_NAME: Final = 128
 
 Target = Literal["session", "records", "turns"]
+
+
+class ControlError(TurnwiseError):
+    """A request or a number that a control port does not accept."""
+
+
+class Verdict(StrEnum):
+    """
+    Effect of the news of an attempt.
+
+    `ACCEPTED` changed the rollout, `REPEATED` had changed it before, `CONFLICT` contradicts earlier news of the same
+    attempt, `LATE` is of an attempt that has ended, and `UNKNOWN` is of one that never was. Only `ACCEPTED` changes
+    anything.
+    """
+
+    ACCEPTED = "accepted"
+    REPEATED = "repeated"
+    CONFLICT = "conflict"
+    LATE = "late"
+    UNKNOWN = "unknown"
 
 
 @frozen(kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 from aiohttp import web
 
 from turnwise_gateway.control.atif import describe_session, export_session
-from turnwise_gateway.control.attempt import Attempted, ControlError, Verdict
+from turnwise_gateway.control.attempt import Attempted
 from turnwise_gateway.control.control_server import RequestError, json_reply, read_body, read_metrics, tell
 from turnwise_gateway.control.recorded_session import RecordedSession
-from turnwise_gateway.control.scores import ScoreReport, check_index, check_number
+from turnwise_gateway.control.scores import ControlError, ScoreReport, Verdict, check_index, check_number
 
 S_co = TypeVar("S_co", bound=RecordedSession[Attempted], covariant=True)
 

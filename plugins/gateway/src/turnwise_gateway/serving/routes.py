@@ -17,8 +17,8 @@ from turnwise.types import JsonDict
 from turnwise_gateway.agents.agent import show_task
 from turnwise_gateway.config import AGENT_NAME
 from turnwise_gateway.control.atif import describe_session
-from turnwise_gateway.control.attempt import ControlError, Verdict
 from turnwise_gateway.control.control_server import RequestError, build_app, json_reply, read_body, read_failure, tell
+from turnwise_gateway.control.scores import ControlError, Verdict
 from turnwise_gateway.control.session_routes import find_session, score_session, show_session
 from turnwise_gateway.dialects.strict_json import write_json
 from turnwise_gateway.server import ServerOptions

@@ -14,7 +14,6 @@ from typing import Any, Final
 from aiohttp import web
 from attrs import asdict, define, field
 
-from turnwise_gateway.control.attempt import Verdict
 from turnwise_gateway.control.control_server import (
     RequestError,
     build_app,
@@ -24,7 +23,7 @@ from turnwise_gateway.control.control_server import (
     read_metrics,
     tell,
 )
-from turnwise_gateway.control.scores import check_number
+from turnwise_gateway.control.scores import Verdict, check_number
 from turnwise_gateway.control.session_routes import read_form
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.server.options import ServerOptions

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from attrs import define, field
 
 from turnwise.errors import DataError, Owner
-from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.scores import Verdict
 from turnwise_task_pool.pool.sqlite_check import check_pool
 from turnwise_task_pool.pool.sqlite_rows import (
     FROM_RESULT,

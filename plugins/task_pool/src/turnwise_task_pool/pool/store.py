@@ -16,7 +16,8 @@ from attrs import field, frozen
 
 from turnwise.errors import Owner
 from turnwise.types import JsonDict
-from turnwise_gateway.control.attempt import Attempted, ControlError, Verdict
+from turnwise_gateway.control.attempt import Attempted
+from turnwise_gateway.control.scores import ControlError, Verdict
 
 
 class PoolError(ControlError):

@@ -21,7 +21,7 @@ import structlog
 from attrs import define, field
 
 from turnwise.errors import Owner
-from turnwise_gateway.control.attempt import Verdict
+from turnwise_gateway.control.scores import Verdict
 from turnwise_task_pool.pool.store import Lease, PoolError, PoolResult, PoolTask, TaskStore
 
 P = ParamSpec("P")

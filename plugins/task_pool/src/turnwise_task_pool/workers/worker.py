@@ -22,8 +22,8 @@ from turnwise.errors import InfrastructureError
 from turnwise.protocols import ServiceClient
 from turnwise_gateway.agents.agent import show_task
 from turnwise_gateway.control.atif import describe_session, export_session
-from turnwise_gateway.control.attempt import ControlError, Verdict
 from turnwise_gateway.control.control_server import RequestError
+from turnwise_gateway.control.scores import ControlError, Verdict
 from turnwise_gateway.control.session_routes import is_end, report_score
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.session.parts import SessionParts

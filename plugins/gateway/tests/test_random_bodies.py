@@ -84,7 +84,7 @@ def run_serving(sent: Sequence[Request], _folder: Path) -> Any:
             app = build_serving_app(service, SECRET, ServerOptions(), lambda: [make_task()])
             async with ControlServer(app) as control:
                 served = await service.request(make_task())
-                found = await send(Port(control.url, SECRET, {"session": served.names.id}), sent)
+                found = await send(Port(control.url, SECRET, {"session": served.id}), sent)
             for episode in episodes:
                 episode.cancel()
         await server.stop()

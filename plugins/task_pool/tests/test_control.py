@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,13 +25,13 @@ from turnwise_gateway.control.scores import Verdict
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_task_pool.config import PoolConfig
-from turnwise_task_pool.driver.control import build_control_app
-from turnwise_task_pool.driver.offers import WorkerGoneError
+from turnwise_task_pool.driver.control import build_pool_app
+from turnwise_task_pool.driver.offers import Offers, OpenLease, WorkerGoneError
 from turnwise_task_pool.pool.sqlite_store import SqliteStore
 from turnwise_task_pool.pool.store import Lease, PoolTask
 from turnwise_task_pool.pool.task_pool import TaskPool
+from turnwise_task_pool.workers.attempts import LeasedSession
 from turnwise_task_pool.workers.lease_renewal import LeaseRenewal
-from turnwise_task_pool.workers.leased_session import LeasedSession
 from turnwise_task_pool.workers.worker import PoolWorker
 
 SECRET = "a secret of the control port"
@@ -73,6 +74,8 @@ class ScriptedSession:
         self.door = SessionDoor(fail=lambda error: None, changed=asyncio.Event())
         self.replies: list[ModelReply] = []
         self.transcript: list[DeliveredTurn] = []
+        self.episode = SimpleNamespace(task=SimpleNamespace(uid="t"), global_step=3, rollout_n=0)
+        self.book = SimpleNamespace(records=[])
 
     async def answer(self, call: ModelCall) -> Reply:
         async with self.door.holding():
@@ -83,46 +86,46 @@ class ScriptedSession:
 
 
 @define(eq=False)
-class Finder:
+class Link:
     """A worker with scripted sessions; it answers at once."""
 
-    pool: TaskPool
-    worker: PoolWorker = field(init=False)
-    is_gone: bool = field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.worker = PoolWorker(None, None, PoolConfig(control_file="unused"))
-
-    @property
-    def sessions(self) -> dict[str, LeasedSession]:
-        return self.worker._sessions
-
-    async def open(self, lease: Lease) -> ModelClient:
-        async def renew() -> bool:
-            return await self.pool.heartbeat(lease.id, lease.fence) is Verdict.ACCEPTED
-
-        self.sessions[lease.id] = leased = LeasedSession(lease, ScriptedSession())
-        leased.session.door.hold = LeaseRenewal(renew, LEASE_S, leased.end).hold
-        return ModelClient(
-            openai_base_url="o", anthropic_base_url="a", api_key=f"key-{lease.id}", model="policy", mcp_url="m"
-        )
-
-    def find(self, session_id: str) -> Finder | None:
-        return self if session_id in self.sessions else None
-
-    def note_end(self, session_id: str) -> None:
-        """Forget nothing."""
+    worker: PoolWorker = field(factory=lambda: PoolWorker(None, None, PoolConfig(control_file="unused")))
+    is_gone: bool = False
 
     async def ask(self, kind: str, **body: object) -> object:
         if self.is_gone:
             raise WorkerGoneError
         found = self.worker._answer(kind, body)
-        if found is not None and "error" in found:
+        if isinstance(found, dict) and "error" in found:
             raise RequestError(*found["error"])
         return found
 
     def tell(self, kind: str, **body: object) -> None:
         self.worker._answer(kind, body)
+
+
+@define(eq=False)
+class Finder(Offers):
+    """The offers of one worker."""
+
+    link: Link = field(factory=Link, init=False)
+
+    @property
+    def sessions(self) -> dict[str, LeasedSession]:
+        return self.link.worker._sessions._sessions
+
+    async def open(self, lease: Lease) -> dict[str, object]:
+        async def renew() -> bool:
+            return await self.pool.heartbeat(lease.id, lease.fence) is Verdict.ACCEPTED
+
+        leased = LeasedSession(lease.id, ScriptedSession(), worker=lease.worker, lease=lease)
+        leased.session.door.hold = LeaseRenewal(renew, LEASE_S, leased.end).hold
+        leased.client = ModelClient(
+            openai_base_url="o", anthropic_base_url="a", api_key=f"key-{lease.id}", model="policy", mcp_url="m"
+        )
+        self.link.worker._sessions.add(leased)
+        self._leases[lease.id] = OpenLease(lease.fence, self.link, leased.control_key)
+        return leased.describe_access()
 
 
 @define(eq=False)
@@ -162,7 +165,7 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
     async with TaskPool(store, 8, lease_s=LEASE_S, clock=lambda: now[0]) as pool:
         finder = Finder(pool)
         async with (
-            ControlServer(build_control_app(pool, finder, SECRET)) as server,
+            ControlServer(build_pool_app(pool, finder, SECRET)) as server,
             ClientSession(server.url, headers={"Authorization": f"Bearer {SECRET}"}) as client,
         ):
             yield Site(client, pool, finder, now, server.url)
@@ -192,6 +195,8 @@ def test_a_lease_has_all_that_an_agent_needs(at_site) -> None:
             "lease": {"id": "1-0-1", "fence": 1, "attempt": 1, "expires_in_s": LEASE_S},
             "task": {"messages": [{"role": "user", "content": "?"}], "uid": "t", "global_step": 3, "rollout_n": 0},
             "session": {
+                "id": "1-0-1",
+                "control_key": site.finder.sessions["1-0-1"].control_key,
                 "openai_base_url": "o",
                 "anthropic_base_url": "a",
                 "mcp_url": "m",
@@ -476,7 +481,7 @@ def test_short_secrets_are_refused(tmp_path: Path) -> None:
     pool = TaskPool(SqliteStore(tmp_path / "pool.sqlite"), 1)
 
     with pytest.raises(ConfigError, match="16 characters"):
-        build_control_app(pool, Finder(pool), "short")
+        build_pool_app(pool, Finder(pool), "short")
 
 
 def test_a_request_whose_worker_has_just_died_may_come_again(at_site) -> None:
@@ -484,9 +489,10 @@ def test_a_request_whose_worker_has_just_died_may_come_again(at_site) -> None:
 
     async def check(site: Site) -> None:
         await site.put_and_lease()
-        site.finder.is_gone = True
+        site.finder.link.is_gone = True
         for method, path, body in [
             ("GET", "/sessions/1-0-1", None),
+            ("DELETE", "/sessions/1-0-1", None),
             ("POST", "/sessions/1-0-1/score", {"id": "a", "score": 1}),
             ("POST", "/leases/1-0-1/complete", {"fence": 1}),
         ]:
@@ -494,6 +500,49 @@ def test_a_request_whose_worker_has_just_died_may_come_again(at_site) -> None:
                 assert (429, "1") == (response.status, response.headers["retry-after"])
                 assert "x-should-retry" not in response.headers
                 assert "ask again" in (await response.json())["error"]["message"]
+
+    at_site(check)
+
+
+def test_the_control_key_opens_no_lease(at_site) -> None:
+    """It opens the routes of its session, and neither those of its lease nor those of others."""
+
+    async def check(site: Site) -> None:
+        leased, other = await site.put_and_lease(), await site.put_and_lease("u")
+        headers = {"Authorization": f"Bearer {leased['session']['control_key']}"}
+        for method, path, status in [
+            ("GET", f"/sessions/{leased['lease']['id']}", 200),
+            ("GET", f"/sessions/{other['lease']['id']}", 401),
+            ("GET", "/sessions", 401),
+            ("GET", "/tasks", 401),
+            ("POST", f"/leases/{leased['lease']['id']}/complete", 401),
+        ]:
+            async with site.client.request(method, path, headers=headers, json={}) as response:
+                assert status == response.status, path
+
+    at_site(check)
+
+
+def test_a_failure_ends_its_session_although_the_client_leaves(at_site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool has the failure, so nobody else would end the session."""
+    asked, goes_on, fail = asyncio.Event(), asyncio.Event(), TaskPool.fail
+
+    async def fail_late(pool: TaskPool, *names: object, **news: object) -> Verdict:
+        asked.set()
+        await goes_on.wait()
+        return await fail(pool, *names, **news)
+
+    monkeypatch.setattr(TaskPool, "fail", fail_late)
+
+    async def check(site: Site) -> None:
+        await site.put_and_lease()
+        async with asyncio.TaskGroup() as group:
+            request = group.create_task(site.post("/leases/1-0-1/fail", fence=1, reason="no idea"))
+            await asked.wait()
+            request.cancel()
+        await asyncio.sleep(0.1)  # the port sees that its client has left
+        goes_on.set()
+        await asyncio.wait_for(site.finder.sessions["1-0-1"].ended.wait(), 20)
 
     at_site(check)
 
@@ -569,7 +618,7 @@ def test_the_agents_port_has_no_control_routes() -> None:
     """No route of the control port is one of the agents' port."""
     from turnwise_gateway.server.routes import find_route
 
-    app = build_control_app(None, None, SECRET)
+    app = build_pool_app(None, None, SECRET)
     for route in app.router.routes():
         path = route.resource.canonical.replace("{id}", "1-0-1")
         with pytest.raises(CallRefusedError):

@@ -119,7 +119,7 @@ def test_news_between_two_steps_are_answered(tmp_path: Path) -> None:
         assert (200, {"verdict": "repeated"}) == control.complete(leased, 0.5)
         assert (409, "conflict") == code_of(control.complete(leased, 0.75))
         status, content = control.post(f"/sessions/{name}/score", id="late", score=1.0)
-        assert (409, "the lease has ended") == (status, content["error"]["message"])
+        assert (409, "the session has ended") == (status, content["error"]["message"])
         assert (409, "late") == code_of(control.post(f"/leases/{name}/heartbeat", fence=leased["lease"]["fence"]))
         assert (404, "unknown") == code_of(control.post("/sessions/9-9-9/score", id="a", score=1.0))
         status, content = call_model(leased)

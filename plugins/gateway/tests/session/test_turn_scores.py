@@ -13,11 +13,10 @@ from session_scenarios import Sessions, as_message, make_call, results_of, user
 from turnwise.record.result import token_scores
 from turnwise_gateway.agents.reported import note_score
 from turnwise_gateway.calls import CallRefusedError
-from turnwise_gateway.control.recorded_session import RecordedSession
-from turnwise_gateway.control.scores import ScoreReport
+from turnwise_gateway.control.agent_session import AgentSession
+from turnwise_gateway.control.scores import ScoreReport, Verdict
 from turnwise_gateway.session.session import Session
 from turnwise_reported_reward.reward import ReportedReward
-from turnwise_task_pool.pool.store import Attempted, Verdict
 from turnwise_testing.engines.scripted import ScriptedEngine
 
 
@@ -54,7 +53,7 @@ class Attempt:
     """A session of the episode, with the knowledge of its client and its scorer."""
 
     session: Session
-    recorded: RecordedSession
+    recorded: AgentSession
     conversations: list = field(factory=lambda: [[user("Question 0?")], [user("A sub-agent's question")]])
     pending: list = field(factory=list)
     read: dict = field(factory=dict)
@@ -94,8 +93,7 @@ class ScoringAgent:
         note_score(self.now.session, self.now.recorded.reported_score(), {})
 
     def _open(self, session):
-        names = Attempted(id=session.name, uid="u", global_step=0, rollout_n=0)
-        self.attempts.append(Attempt(session, RecordedSession(names, session)))
+        self.attempts.append(Attempt(session, AgentSession(session.name, session)))
 
     async def _answer(self, messages, **changes):
         call = make_call(*messages, **changes)
@@ -255,7 +253,7 @@ def test_a_turn_without_tokens_takes_no_score():
     """A turn that the engine ended before its first token has no place for a score, and moves no other score."""
 
     async def scenario(session):
-        recorded = RecordedSession(Attempted(id="s", uid="u", global_step=0, rollout_n=0), session)
+        recorded = AgentSession("s", session)
         ids = []
         for text in ("One?", "Two?"):
             answer = await session.answer(make_call(user(text)))
@@ -277,7 +275,7 @@ def test_a_score_shows_that_its_turn_was_read(is_read):
     """A score delivers a turn that is on its way; a turn that its client left behind takes no score."""
 
     async def scenario(session):
-        recorded = RecordedSession(Attempted(id="s", uid="u", global_step=0, rollout_n=0), session)
+        recorded = AgentSession("s", session)
         answer = await session.answer(make_call(user("Question 0?")))
         if not is_read:
             answer.release()

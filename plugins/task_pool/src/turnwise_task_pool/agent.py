@@ -24,7 +24,7 @@ from turnwise_task_pool.config import PoolConfig
 from turnwise_task_pool.driver.service import PoolService
 from turnwise_task_pool.pool.store import PoolResult
 from turnwise_task_pool.pool.store import State as RolloutState
-from turnwise_task_pool.workers.attempts import Attempt, Offer
+from turnwise_task_pool.workers.attempts import LeasedSession, Offer
 from turnwise_task_pool.workers.worker import PoolWorker
 
 
@@ -87,7 +87,7 @@ class PoolAgent:
         note_score(attempt.session, result.score, result.metrics)
         return State.TERMINATED
 
-    async def _wait(self, offer: Offer) -> tuple[PoolResult, Attempt]:
+    async def _wait(self, offer: Offer) -> tuple[PoolResult, LeasedSession]:
         """Return the result of an episode and its last attempt."""
         limits = evolve(self.config, idle_s=self.config.score_s)
         while True:
@@ -97,9 +97,8 @@ class PoolAgent:
                 await wait_for_agent(attempt.wait(), attempt.session, limits)
                 result = await offer.result(attempt)
                 # A later lease may have ended meanwhile, and the result is of that one.
-                is_trained = result is not None and result.fence == attempt.leased.names.fence
+                is_trained = result is not None and result.fence == attempt.lease.fence
             finally:
-                attempt.leased.end()
                 attempt.close(is_trained=is_trained)
             # Its attempt follows, unless the agent died before it had a session.
             if result is not None and (is_trained or offer.attempts.empty()):

@@ -6,39 +6,61 @@ from collections.abc import Sequence
 
 from turnwise.types import JsonDict, Message
 from turnwise_gateway.calls import DeliveredTurn, ModelReply
-from turnwise_gateway.control.attempt import Attempted
-from turnwise_gateway.control.recorded_session import RecordedSession
+from turnwise_gateway.control.agent_session import AgentSession
+from turnwise_gateway.session.lineage import find_kinds
 from turnwise_result_files.atif import Steps, add_step, build_document, token_metrics
 
 
-def describe_session(session: RecordedSession[Attempted]) -> JsonDict:
-    """Return a session as JSON: its attempt, its scores, and its turns with their token ids by record."""
+def show_session(session: AgentSession, form: str = "json") -> JsonDict:
+    """
+    Return a session in the form `json` or `atif`.
+
+    As JSON it has its scores, its turns with their token ids by record, the lineage of the records, and the episode
+    once that is in a file of results. In ATIF, the record of the first turn is the trajectory; every other record is a
+    sub-agent's trajectory.
+    """
+    return _export_session(session) if form == "atif" else _describe_session(session)
+
+
+def _describe_session(session: AgentSession) -> JsonDict:
     records: dict[str, list[JsonDict]] = {}
     for number, turn in enumerate(session.transcript):
         described = {"turn": number, "id": turn.reply.id, "dialect": turn.call.dialect, **_tokens(turn.reply)}
         records.setdefault(_record_of(turn), []).append(described)
-    names = session.names
+    episode = session.session.episode
     return {
-        "session_id": names.id,
-        "task": {"uid": names.uid, "global_step": names.global_step, "rollout_n": names.rollout_n},
-        "attempt": names.attempt,
+        "session_id": session.id,
+        "task": {"uid": episode.task.uid, "global_step": episode.global_step, "rollout_n": episode.rollout_n},
+        "attempt": session.attempt,
         "is_over": session.ended.is_set(),
         "score": session.reported_score(),
         "records": records,
+        "lineage": _describe_lineage(session),
+        "episode": session.outcome,
     }
 
 
-def export_session(session: RecordedSession[Attempted], *, model: str) -> JsonDict:
-    """
-    Return a session in ATIF.
+def _describe_lineage(session: AgentSession) -> list[JsonDict]:
+    """Return kind, label and parent of each record, as far as they are known."""
+    records = session.session.book.records
+    return [
+        {
+            "record": number,
+            "kind": each.kind,
+            "label": each.label,
+            "parent": None if each.parent is None else records.index(each.parent),
+            "num_tokens": len(each.record.trajectory),
+        }
+        for number, each in enumerate(find_kinds(records))
+    ]
 
-    The record of the first turn is the trajectory; every other record is a sub-agent's trajectory.
-    """
+
+def _export_session(session: AgentSession) -> JsonDict:
     by_record: dict[str, list[DeliveredTurn]] = {}
     for turn in session.transcript:
         by_record.setdefault(_record_of(turn), []).append(turn)
-    name = session.names.id
-    agent: JsonDict = {"name": session.names.worker or "agent", "version": "", "model_name": model}
+    name = session.id
+    agent: JsonDict = {"name": session.worker or "agent", "version": "", "model_name": session.client.model}
     main, *others = list(by_record.values()) or [[]]
     exported = _export(name, agent, main)
     if others:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Self
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Self, TypeVar
 
 import structlog
 from aiohttp import web
@@ -25,17 +25,18 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 _MAX_REASON: Final = 2000
 _SHUTDOWN_S: Final = 1.0
 _RECEIVE_S: Final = web.RequestKey("receive_s", float)
-STATUS: Final = {
-    Verdict.ACCEPTED: 200,
-    Verdict.REPEATED: 200,
-    Verdict.CONFLICT: 409,
-    Verdict.LATE: 409,
-    Verdict.UNKNOWN: 404,
+_REFUSED: Final = {
+    Verdict.CONFLICT: (409, "another score or end was reported before"),
+    Verdict.LATE: (409, "the {} has ended"),
+    Verdict.UNKNOWN: (404, "there is no such {}"),
 }
+"""Status and text for news that have no effect."""
+
+T = TypeVar("T")
+_running: Final[set[asyncio.Task[Any]]] = set()  # an event loop keeps no task alive
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 FindKey = Callable[[web.Request], str | None]
-"""Returns another token that a request may have instead of the secret; None for none."""
 
 
 class RequestError(Exception):
@@ -57,7 +58,7 @@ class ControlServer:
 
     def __init__(self, app: web.Application, options: ServerOptions | None = None) -> None:
         self._options = options or ServerOptions()
-        self._runner = build_runner(app, self._options)
+        self._runner = _ControlRunner(app, self._options)
         self._port = 0
 
     @property
@@ -96,25 +97,14 @@ class _ControlRunner(web.AppRunner):
         return AgentsServer(app._handle, self._options, request_factory=app._make_request)  # noqa: SLF001 - as it does
 
 
-def build_runner(app: web.Application, options: ServerOptions) -> web.AppRunner:
-    """Return a server of the application of a control port."""
-    return _ControlRunner(app, options)
-
-
 def build_app(
     routes: list[web.RouteDef], secret: str, options: ServerOptions, find_key: FindKey | None = None
 ) -> web.Application:
     """
-    Return an application whose requests need a secret and whose failures are JSON.
-
-    Args:
-        routes: of the port.
-        secret: bearer token of every request, at least 16 characters.
-        options: names by which requests may address the server.
-        find_key: finds another token that a request may have.
+    Return an application whose requests need a secret, or the key that is found for them; its failures are JSON.
 
     Raises:
-        ConfigError: the secret is too short.
+        ConfigError: the secret has fewer than 16 characters.
     """
     if len(secret) < 16:
         raise ConfigError("the secret of the control port needs at least 16 characters")
@@ -173,7 +163,7 @@ async def read_failure(request: web.Request, *more: str) -> tuple[str, Owner, di
     reason, owner = body.get("reason", ""), body.get("owner", "agent")
     if not isinstance(reason, str) or owner not in ("agent", "infra"):
         raise ControlError("'reason' must be a text, and 'owner' agent or infra")
-    return reason[:_MAX_REASON], owner, body
+    return reason[:_MAX_REASON] or "the agent gave no reason", owner, body
 
 
 def read_metrics(body: dict[str, Any]) -> dict[str, float]:
@@ -182,17 +172,26 @@ def read_metrics(body: dict[str, Any]) -> dict[str, float]:
     return {} if metrics is None else check_metrics(metrics)
 
 
-def tell(verdict: Verdict, extra: JsonDict | None = None) -> web.Response:
-    """Return the response to news of an attempt."""
-    status = STATUS[verdict]
-    if status == 200:
-        return json_reply(200, {"verdict": str(verdict), **(extra or {})})
-    messages = {
-        Verdict.CONFLICT: "another score or end was reported before",
-        Verdict.LATE: "the lease has ended",
-        Verdict.UNKNOWN: "there is no such lease",
-    }
-    return error_reply(status, str(verdict), messages[verdict])
+async def tell(news: Coroutine[Any, Any, Verdict], noun: str, extra: JsonDict | None = None) -> web.Response:
+    """Return the response to news of a session or of a lease, as the noun says."""
+    verdict = await run_to_end(news)
+    if verdict in _REFUSED:
+        raise refusal(verdict, noun)
+    return json_reply(200, {"verdict": str(verdict), **(extra or {})})
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do work to its end although the client leaves: half of it may be done, such as the end of a session."""
+    task = asyncio.get_running_loop().create_task(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return await asyncio.shield(task)
+
+
+def refusal(verdict: Verdict, noun: str) -> RequestError:
+    """Return the error for news that have no effect."""
+    status, text = _REFUSED[verdict]
+    return RequestError(status, str(verdict), text.format(noun))
 
 
 def error_reply(status: int, code: str, message: str) -> web.Response:

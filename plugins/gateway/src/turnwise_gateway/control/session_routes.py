@@ -1,119 +1,97 @@
-"""The routes of a control port that score and show a session."""
+"""The routes of every control port: they list, show, score, fail and end sessions."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from aiohttp import web
+from attrs import frozen
 
-from turnwise_gateway.control.atif import describe_session, export_session
-from turnwise_gateway.control.attempt import Attempted
-from turnwise_gateway.control.control_server import RequestError, json_reply, read_body, read_metrics, tell
-from turnwise_gateway.control.recorded_session import RecordedSession
-from turnwise_gateway.control.scores import ControlError, ScoreReport, Verdict, check_index, check_number
-
-S_co = TypeVar("S_co", bound=RecordedSession[Attempted], covariant=True)
-
-
-class SessionFinder(Protocol[S_co]):
-    """Finds sessions by their ids."""
-
-    def find(self, session_id: str) -> S_co | None:
-        """Return a session, also for a while after its end; None for an unknown one."""
-
-    def model_name(self) -> str:
-        """Return the name of the model."""
+from turnwise.errors import Owner
+from turnwise.types import JsonDict
+from turnwise_gateway.control.control_server import build_app, json_reply, read_body, read_failure, run_to_end, tell
+from turnwise_gateway.control.scores import ControlError, Verdict
+from turnwise_gateway.server.options import ServerOptions
 
 
-S = TypeVar("S", bound=RecordedSession[Attempted])
-
-
-def find_session(service: SessionFinder[S], request: web.Request) -> S:
-    """Return the session that a request names; 404 for an unknown one."""
-    session = service.find(request.match_info["id"])
-    if session is None:
-        raise RequestError(404, "unknown", "there is no such session")
-    return session
-
-
-async def score_session(
-    session: S, request: web.Request, complete: Callable[[S, float, dict[str, float]], Awaitable[Verdict]]
-) -> web.Response:
+class ControlledSessions(Protocol):
     """
-    Note a score.
+    The sessions of a control port.
+
+    `show` and `end` raise a `RequestError` for an unknown session, and `score` for an unknown turn or record.
+    """
+
+    def find_key(self, session_id: str) -> str | None:
+        """Return the key that opens the routes of a session beside the secret of the port; None for no key."""
+
+    async def list(self) -> JsonDict:
+        """Return counts under `stats`, and a line about each session under `sessions`."""
+
+    async def show(self, session_id: str, form: str) -> JsonDict:
+        """Return a session in the form `json` or `atif`."""
+
+    async def score(self, session_id: str, body: dict[str, Any]) -> Verdict:
+        """Note a score; one of the whole session ends it."""
+
+    async def fail(self, session_id: str, owner: Owner, reason: str) -> Verdict:
+        """End a session as failed."""
+
+    async def end(self, session_id: str) -> JsonDict:
+        """End a session with the scores that it has; return it as JSON. One that is over stays as it is."""
+
+
+def build_control_app(
+    sessions: ControlledSessions, secret: str, options: ServerOptions, more: Sequence[web.RouteDef]
+) -> web.Application:
+    """
+    Return the application of a control port.
 
     Args:
-        session: that is scored.
-        request: with the score.
-        complete: called with the score of the whole session, which ends it, and with the metrics of all scores.
-    """
-    body = await read_body(request, {"id", "score", "record", "turn", "metrics"})
-    verdict, report = report_score(session, body)
-    if is_end(verdict, report):
-        verdict = await complete(session, report.score, dict(session.scores.metrics))
-    return tell(verdict)
-
-
-def report_score(session: RecordedSession[Attempted], body: dict[str, Any]) -> tuple[Verdict, ScoreReport]:
-    """
-    Note a score, and end the session if it is scored as a whole.
-
-    Args:
-        session: that is scored.
-        body: of the request.
+        sessions: of the port.
+        secret: bearer token of every request, at least 16 characters; the control key of a session opens the routes
+            of that session as well.
+        options: names by which requests may address the server.
+        more: other routes, which open sessions.
 
     Raises:
-        ControlError, RequestError: the body is wrong, or names a turn that the session has not.
+        ConfigError: the secret is too short.
     """
-    name, score = body.get("id"), body.get("score")
-    if not isinstance(name, str):
-        raise ControlError("'id' must be a text")
-    check_number("score", score)
-    report = ScoreReport(
-        id=name,
-        score=float(body["score"]),
-        record=body.get("record"),
-        turn=None if body.get("turn") is None else _find_turn(session, body["turn"]),
-        metrics=read_metrics(body),
-    )
-    if report.record is not None and not session.has_record(report.record):
-        raise RequestError(404, "unknown", f"the session has no turn in a record {report.record}")
-    verdict = session.scores.report(report)
-    if is_end(verdict, report):
-        session.end()
-    return verdict, report
+    routes = _SessionRoutes(sessions)
+    own = [
+        web.get("/sessions", routes.list),
+        web.get("/sessions/{id}", routes.show),
+        web.delete("/sessions/{id}", routes.end),
+        web.post("/sessions/{id}/score", routes.score),
+        web.post("/sessions/{id}/fail", routes.fail),
+    ]
+    return build_app([*own, *more], secret, options, routes.find_key)
 
 
-def is_end(verdict: Verdict, report: ScoreReport) -> bool:
-    """
-    Return whether a report is the score of the whole session, which ends it, whoever reports it.
+@frozen(eq=False)
+class _SessionRoutes:
+    sessions: ControlledSessions
 
-    A report that was cut off half-way may be known to the session alone, so a repeated one ends it too.
-    """
-    return report.target[0] == "session" and verdict in (Verdict.ACCEPTED, Verdict.REPEATED)
+    def find_key(self, request: web.Request) -> str | None:
+        is_own = request.path.startswith("/sessions/")
+        return self.sessions.find_key(request.match_info.get("id", "")) if is_own else None
 
+    async def list(self, _request: web.Request) -> web.Response:
+        return json_reply(200, await self.sessions.list())
 
-def _find_turn(session: RecordedSession[Attempted], turn: object) -> str:
-    """Return the id of the turn that a score names by its id or by the number that the session shows."""
-    if not isinstance(turn, str):
-        check_index("turn", turn)
-    found = session.find_turn(turn) if isinstance(turn, int | str) else None
-    if found is None:
-        raise RequestError(404, "unknown", f"no client of the session has read a turn {turn!r}")
-    return found
+    async def show(self, request: web.Request) -> web.Response:
+        form = request.query.get("format", "json")
+        if form not in ("json", "atif"):
+            raise ControlError(f"'format' must be json or atif: {form!r}")
+        return json_reply(200, await self.sessions.show(request.match_info["id"], form))
 
+    async def score(self, request: web.Request) -> web.Response:
+        body = await read_body(request, {"id", "score", "record", "turn", "metrics"})
+        return await tell(self.sessions.score(request.match_info["id"], body), "session")
 
-def show_session(session: RecordedSession[Attempted], request: web.Request, model: str) -> web.Response:
-    """Return the records of a session as JSON, or its transcript in ATIF."""
-    if read_form(request) == "atif":
-        return json_reply(200, export_session(session, model=model))
-    return json_reply(200, describe_session(session))
+    async def fail(self, request: web.Request) -> web.Response:
+        reason, owner, _body = await read_failure(request)
+        return await tell(self.sessions.fail(request.match_info["id"], owner, reason), "session")
 
-
-def read_form(request: web.Request) -> str:
-    """Return the form in which a request wants to see a session: `json` or `atif`."""
-    form = request.query.get("format", "json")
-    if form not in ("json", "atif"):
-        raise ControlError(f"'format' must be json or atif: {form!r}")
-    return form
+    async def end(self, request: web.Request) -> web.Response:
+        return json_reply(200, await run_to_end(self.sessions.end(request.match_info["id"])))

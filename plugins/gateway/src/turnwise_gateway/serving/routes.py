@@ -1,4 +1,4 @@
-"""The routes of the control port of `turnwise gateway serve`."""
+"""The control port of `turnwise gateway serve`: its own route opens sessions."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from attrs import asdict, define, evolve, field
+from attrs import define, evolve, field
 
 from turnwise import Task
 from turnwise.errors import DataError
-from turnwise.types import JsonDict
 from turnwise_gateway.agents.agent import show_task
 from turnwise_gateway.config import AGENT_NAME
-from turnwise_gateway.control.atif import describe_session
-from turnwise_gateway.control.control_server import RequestError, build_app, json_reply, read_body, read_failure, tell
-from turnwise_gateway.control.scores import ControlError, Verdict
-from turnwise_gateway.control.session_routes import find_session, score_session, show_session
+from turnwise_gateway.control.control_server import RequestError, json_reply, read_body
+from turnwise_gateway.control.scores import ControlError
+from turnwise_gateway.control.session_routes import build_control_app
 from turnwise_gateway.dialects.strict_json import write_json
 from turnwise_gateway.server import ServerOptions
-from turnwise_gateway.serving.session_service import ServedSession, SessionService
+from turnwise_gateway.serving.session_service import SessionService
 from turnwise_task_files import read_tasks
 
 
@@ -34,83 +32,25 @@ def build_serving_app(
 
     Args:
         service: opens the sessions.
-        secret: bearer token of every request; the control key of a session opens the routes of that session as well.
-        options: names by which requests may address the server.
+        secret: as for `build_control_app`.
+        options: likewise.
         load: reads the data set, at the first session that names a row of it.
     """
-    routes = _Routes(service, load)
-    return build_app(
-        [
-            web.post("/sessions", routes.open),
-            web.get("/sessions", routes.list),
-            web.get("/sessions/{id}", routes.show),
-            web.delete("/sessions/{id}", routes.end),
-            web.post("/sessions/{id}/score", routes.score),
-            web.post("/sessions/{id}/fail", routes.fail),
-        ],
-        secret,
-        options,
-        routes.find_key,
-    )
+    opening = _Opening(service, load)
+    return build_control_app(service, secret, options, [web.post("/sessions", opening.open)])
 
 
 @define(eq=False)
-class _Routes:
+class _Opening:
     service: SessionService
     load: Callable[[], list[Task]]
     _tasks: dict[str, Task] | None = field(default=None, init=False)
     _loading: asyncio.Lock = field(factory=asyncio.Lock, init=False)
 
-    def find_key(self, request: web.Request) -> str | None:
-        session = self.service.find(request.match_info.get("id", ""))
-        return None if session is None else session.control_key
-
     async def open(self, request: web.Request) -> web.Response:
         body = await read_body(request, {"uid", "task"})
-        served = await self.service.request(_for_session(await self._find_task(body)))
-        client = served.client
-        session = {"id": served.names.id, "control_key": served.control_key, **asdict(client)}
-        return json_reply(200, {"session": session, "task": show_task(served.session.episode.task)})
-
-    async def list(self, _request: web.Request) -> web.Response:
-        sessions = [
-            {
-                "id": each.names.id,
-                "uid": each.names.uid,
-                "rollout_n": each.names.rollout_n,
-                "num_turns": len(each.transcript),
-                "status": "open" if each.outcome is None else each.outcome["status"],
-            }
-            for each in self.service.sessions()
-        ]
-        return json_reply(200, {"stats": self.service.stats(), "sessions": sessions})
-
-    async def show(self, request: web.Request) -> web.Response:
-        served = find_session(self.service, request)
-        if "format" in request.query:
-            return show_session(served, request, self.service.model_name())
-        return json_reply(200, _describe(served))
-
-    async def score(self, request: web.Request) -> web.Response:
-        async def complete(_session: ServedSession, _score: float, _metrics: dict[str, float]) -> Verdict:
-            return Verdict.ACCEPTED  # the end of the session is all that its episode waits for
-
-        return await score_session(find_session(self.service, request), request, complete)
-
-    async def fail(self, request: web.Request) -> web.Response:
-        served = find_session(self.service, request)
-        reason, owner, _body = await read_failure(request)
-        if served.ended.is_set():
-            return tell(Verdict.LATE)
-        served.fail(owner, reason or "the agent gave no reason")
-        return tell(Verdict.ACCEPTED)
-
-    async def end(self, request: web.Request) -> web.Response:
-        """End a session, and wait until its episode is in the file of results."""
-        served = find_session(self.service, request)
-        served.end()
-        await served.written.wait()
-        return json_reply(200, _describe(served))
+        session = await self.service.request(_for_session(await self._find_task(body)))
+        return json_reply(200, {"session": session.describe_access(), "task": show_task(session.session.episode.task)})
 
     async def _find_task(self, body: dict[str, Any]) -> Task:
         """Return the task of a request: a row of the data set, the row in it, or one without messages."""
@@ -152,7 +92,3 @@ def _read_row(row: dict[str, Any]) -> Task:
         Path(file.name).write_bytes(write_json(row))
         (task,) = read_tasks(file.name)
     return task
-
-
-def _describe(served: ServedSession) -> JsonDict:
-    return {**describe_session(served), "lineage": served.describe_lineage(), "episode": served.outcome}

@@ -8,26 +8,25 @@ neither score itself nor read other sessions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any, Final
 
 from aiohttp import web
-from attrs import asdict, define, field
+from attrs import frozen
 
+from turnwise.errors import Owner
+from turnwise.types import JsonDict
 from turnwise_gateway.control.control_server import (
-    RequestError,
-    build_app,
     json_reply,
     read_body,
     read_failure,
     read_metrics,
+    refusal,
     tell,
 )
 from turnwise_gateway.control.scores import Verdict, check_number
-from turnwise_gateway.control.session_routes import read_form
-from turnwise_gateway.host import ModelClient
+from turnwise_gateway.control.session_routes import build_control_app
 from turnwise_gateway.server.options import ServerOptions
-from turnwise_task_pool.driver.offers import Offers, Plain, WorkerGoneError
+from turnwise_task_pool.driver.offers import Offers, Plain
 from turnwise_task_pool.pool.store import Lease, PoolError
 from turnwise_task_pool.pool.task_pool import TaskPool
 
@@ -35,39 +34,81 @@ MAX_WAIT_S: Final = 60.0
 """Longest wait of a request for a lease; proxies and clients close connections that are silent for longer."""
 
 
-def build_control_app(
+def build_pool_app(
     pool: TaskPool, offers: Offers, secret: str, options: ServerOptions | None = None
 ) -> web.Application:
-    """
-    Return the application of the control port.
-
-    Args:
-        pool: hands out the tasks.
-        offers: knows the workers of their sessions.
-        secret: bearer token of every request, at least 16 characters.
-        options: names by which requests may address the server.
-
-    Raises:
-        ConfigError: the secret is too short.
-    """
-    control = _Control(pool, offers)
+    """Return the application of the control port, for the workers' offers; errors as for `build_control_app`."""
+    control = PoolControl(pool, offers)
     routes = [
         web.get("/tasks", control.show_stats),
         web.post("/tasks/lease", control.lease),
-        web.post("/leases/{id}/heartbeat", control.renew),
-        web.post("/leases/{id}/complete", control.complete),
-        web.post("/leases/{id}/fail", control.fail),
-        web.post("/sessions/{id}/score", control.score),
-        web.get("/sessions/{id}", control.show_session),
+        web.post("/leases/{id}/heartbeat", control.renew_lease),
+        web.post("/leases/{id}/complete", control.complete_lease),
+        web.post("/leases/{id}/fail", control.fail_lease),
     ]
-    return build_app(routes, secret, options or ServerOptions())
+    return build_control_app(control, secret, options or ServerOptions(), routes)
 
 
-@define(eq=False)
-class _Control:
+@frozen(eq=False)
+class PoolControl:
+    """The `ControlledSessions` of a pool, which are in workers, and the routes of its leases."""
+
     pool: TaskPool
     offers: Offers
-    _ending: set[asyncio.Task[web.Response]] = field(factory=set)
+
+    def find_key(self, session_id: str) -> str | None:
+        lease = self.offers.find(session_id)
+        return None if lease is None else lease.control_key
+
+    async def list(self) -> JsonDict:
+        return {"stats": await self.pool.stats(), "sessions": await self.offers.summaries()}
+
+    async def show(self, session_id: str, form: str = "json") -> JsonDict:
+        found: JsonDict | None = await self.offers.ask(session_id, "show", form=form)
+        if found is None:
+            raise refusal(Verdict.UNKNOWN, "session")
+        return found
+
+    async def score(self, session_id: str, body: dict[str, Any]) -> Verdict:
+        lease = self.offers.find(session_id)
+        found = await self.offers.ask(session_id, "score", report=body)
+        if lease is None or found is None:  # perhaps the session ended long ago, or with an earlier process
+            return await self.pool.find_end(session_id)
+        return await self._end(session_id, lease.fence, found)
+
+    async def fail(self, session_id: str, owner: Owner, reason: str, fence: int | None = None) -> Verdict:
+        """Fail a lease whose news have a fence; None for news of its session, which has no other lease."""
+        lease = self.offers.find(session_id)
+        if fence is None:
+            fence = 0 if lease is None else lease.fence
+        verdict = await self.pool.fail(session_id, fence, reason=reason, owner=owner)
+        if lease is not None and verdict is Verdict.ACCEPTED:
+            lease.link.tell("end", session=session_id)
+            self.offers.note_end(session_id)
+        return verdict
+
+    async def end(self, session_id: str) -> JsonDict:
+        shown, lease = await self.show(session_id), self.offers.find(session_id)
+        if lease is None or shown["is_over"]:
+            return shown
+        verdict = await self._complete(session_id, lease.fence, score=None, metrics={})
+        if verdict not in (Verdict.ACCEPTED, Verdict.REPEATED):  # the lease has expired
+            raise refusal(verdict, "session")
+        return await self.show(session_id)
+
+    async def _complete(self, lease_id: str, fence: int, **given: object) -> Verdict:
+        lease = self.offers.find(lease_id)
+        is_current = lease is not None and lease.fence == fence
+        found = await self.offers.ask(lease_id, "end", **given) if is_current else None
+        return await self._end(lease_id, fence, found or given)
+
+    async def _end(self, lease_id: str, fence: int, found: Plain) -> Verdict:
+        """Tell the pool of an end, unless the worker of the session has another verdict than that."""
+        if "verdict" in found:
+            return Verdict(found["verdict"])
+        verdict = await self.pool.complete(lease_id, fence, score=found["score"], metrics=found["metrics"])
+        self.offers.note_end(lease_id)
+        return verdict
 
     async def show_stats(self, _request: web.Request) -> web.Response:
         return json_reply(200, {"stats": await self.pool.stats()})
@@ -81,92 +122,37 @@ class _Control:
         end = self.pool.clock() + min(wait_s, MAX_WAIT_S)
         while (lease := await self.pool.lease(worker, wait_s=max(0.0, end - self.pool.clock()))) is not None:
             # A lease whose client leaves meanwhile is taken back; once it has a session and is on its way, it expires.
-            client = await self._open(lease)
-            if client is not None:
+            access = await self._open(lease)
+            if access is not None:
                 names = {"id": lease.id, "fence": lease.fence, "attempt": lease.attempt}
                 rollout = {"uid": lease.uid, "global_step": lease.global_step, "rollout_n": lease.rollout_n}
-                described = {"lease": {**names, "expires_in_s": self.pool.lease_s}, "session": asdict(client)}
+                described = {"lease": {**names, "expires_in_s": self.pool.lease_s}, "session": access}
                 return json_reply(200, {**described, "task": {**rollout, **lease.content}})
         return web.Response(status=204)
 
-    async def _open(self, lease: Lease) -> ModelClient | None:
+    async def _open(self, lease: Lease) -> JsonDict | None:
         try:
             return await self.offers.open(lease)
         except asyncio.CancelledError:
             self.pool.take_back(lease)  # a session that was opened ends with the next lease
             raise
 
-    async def renew(self, request: web.Request) -> web.Response:
+    async def renew_lease(self, request: web.Request) -> web.Response:
         body = await read_body(request, {"fence"})
-        verdict = await self.pool.heartbeat(request.match_info["id"], _fence(body))
-        return tell(verdict, {"expires_in_s": self.pool.lease_s})
+        renewal = self.pool.heartbeat(request.match_info["id"], _fence(body))
+        return await tell(renewal, "lease", {"expires_in_s": self.pool.lease_s})
 
-    async def complete(self, request: web.Request) -> web.Response:
+    async def complete_lease(self, request: web.Request) -> web.Response:
         body = await read_body(request, {"fence", "score", "metrics"})
         fence, score, metrics = _fence(body), body.get("score"), read_metrics(body)
         if score is not None:
             check_number("score", score)
-        return await self._to_end(self._complete(request.match_info["id"], fence, _as_float(score), metrics))
+            score = float(score)  # so that equal scores have equal texts in the pool
+        return await tell(self._complete(request.match_info["id"], fence, score=score, metrics=metrics), "lease")
 
-    async def _complete(self, lease_id: str, fence: int, score: object, metrics: dict[str, float]) -> web.Response:
-        found = await self._ask(lease_id, "complete", fence=fence, score=score, metrics=metrics)
-        if found is not None and "verdict" in found:
-            return tell(Verdict(found["verdict"]))
-        if found is not None:
-            score, metrics = found["score"], found["metrics"]
-        return await self._end(lease_id, fence, score, metrics)
-
-    async def fail(self, request: web.Request) -> web.Response:
+    async def fail_lease(self, request: web.Request) -> web.Response:
         reason, owner, body = await read_failure(request, "fence")
-        lease_id = request.match_info["id"]
-        verdict = await self.pool.fail(lease_id, _fence(body), reason=reason, owner=owner)
-        link = self.offers.find(lease_id)
-        if link is not None and verdict is Verdict.ACCEPTED:
-            link.tell("end", session=lease_id)
-            self.offers.note_end(lease_id)
-        return tell(verdict)
-
-    async def score(self, request: web.Request) -> web.Response:
-        body = await read_body(request, {"id", "score", "record", "turn", "metrics"})
-        return await self._to_end(self._score(request.match_info["id"], body))
-
-    async def _score(self, lease_id: str, body: Plain) -> web.Response:
-        found = await self._ask(lease_id, "score", report=body)
-        if found is None:  # perhaps the session ended long ago, or with an earlier process
-            return tell(await self.pool.find_end(lease_id))
-        if "score" not in found:
-            return tell(Verdict(found["verdict"]))
-        return await self._end(lease_id, found["fence"], found["score"], found["metrics"])
-
-    async def show_session(self, request: web.Request) -> web.Response:
-        found = await self._ask(request.match_info["id"], "show", form=read_form(request))
-        if found is None:
-            raise RequestError(404, "unknown", "there is no such session")
-        return json_reply(200, found["shown"])
-
-    async def _end(self, lease_id: str, fence: int, score: object, metrics: dict[str, float]) -> web.Response:
-        verdict = await self.pool.complete(lease_id, fence, score=score, metrics=metrics)
-        self.offers.note_end(lease_id)
-        return tell(verdict)
-
-    async def _ask(self, lease_id: str, kind: str, **body: object) -> Plain | None:
-        """Ask the worker of a session; None if nobody knows the session."""
-        link = self.offers.find(lease_id)
-        if link is None:
-            return None
-        try:
-            found: Plain | None = await link.ask(kind, session=lease_id, **body)
-        except WorkerGoneError as error:
-            # It has just died, or left: the client asks again, and then gets the answer of the pool.
-            raise RequestError(429, "worker_gone", "the worker of the session is gone: ask again") from error
-        return found
-
-    async def _to_end(self, work: Coroutine[Any, Any, web.Response]) -> web.Response:
-        """Run news to their end although the client leaves: their session ends before the pool hears of it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        return await asyncio.shield(task)
+        return await tell(self.fail(request.match_info["id"], owner, reason, _fence(body)), "lease")
 
 
 def _fence(body: dict[str, Any]) -> int:
@@ -174,8 +160,3 @@ def _fence(body: dict[str, Any]) -> int:
     if type(fence) is not int:
         raise PoolError("'fence' must be the whole number of the lease")
     return fence
-
-
-def _as_float(score: object) -> object:
-    """Return 1 as 1.0, so that equal scores have equal texts."""
-    return float(score) if isinstance(score, int | float) else score

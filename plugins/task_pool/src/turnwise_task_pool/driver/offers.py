@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import json
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any, Final
 
 from attrs import asdict, define, field
 
-from turnwise.errors import InfrastructureError
+from turnwise.types import JsonDict
 from turnwise_gateway.control.control_server import RequestError
-from turnwise_gateway.host import ModelClient
 from turnwise_task_pool.pool.store import Lease, PoolTask
 from turnwise_task_pool.pool.task_pool import TaskPool
 
@@ -25,8 +25,11 @@ Key = tuple[str, int, int]
 """A rollout: its name in the pool, its step and its number."""
 
 
-class WorkerGoneError(InfrastructureError):
-    """A worker that died or left before it answered."""
+class WorkerGoneError(RequestError):
+    """A worker that died or left before it answered: whoever asks again gets the answer of the pool."""
+
+    def __init__(self) -> None:
+        super().__init__(429, "worker_gone", "the worker of the session is gone: ask again")
 
 
 @define(eq=False)
@@ -79,16 +82,32 @@ class WorkerLink:
         self._is_gone = True
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(WorkerGoneError("the worker of the episode is gone"))
+                answer.set_exception(WorkerGoneError())
 
     def _put(self, kind: str, body: Plain) -> asyncio.Future[Any]:
         if self._is_gone:
-            raise WorkerGoneError("the worker of the episode is gone")
+            raise WorkerGoneError
         number = next(self._numbers)
         self._answers[number] = answer = asyncio.get_running_loop().create_future()
         self._questions.append((number, kind, body))
         self._any.set()
         return answer
+
+
+@define(eq=False)
+class OpenLease:
+    """
+    A lease that has a session, or gets one.
+
+    Attributes:
+        fence: of the lease.
+        link: to the worker.
+        control_key: of the session, once it is open.
+    """
+
+    fence: int
+    link: WorkerLink
+    control_key: str | None = None
 
 
 @define(eq=False)
@@ -99,7 +118,7 @@ class Offers:
     _workers: dict[str, WorkerLink] = field(factory=dict, init=False)
     _by_key: dict[Key, tuple[str, WorkerLink]] = field(factory=dict, init=False)
     # By lease; of ended episodes only the last ones.
-    _leases: OrderedDict[str, WorkerLink] = field(factory=OrderedDict, init=False)
+    _leases: OrderedDict[str, OpenLease] = field(factory=OrderedDict, init=False)
     _ended: OrderedDict[str, None] = field(factory=OrderedDict, init=False)
 
     def join(self, worker: str) -> None:
@@ -114,7 +133,7 @@ class Offers:
         finally:
             del self._workers[worker]
             link.leave()
-            self._leases = OrderedDict((name, each) for name, each in self._leases.items() if each is not link)
+            self._leases = OrderedDict((name, each) for name, each in self._leases.items() if each.link is not link)
             for name in list(link.offers):
                 await self._end(link, name, "its worker died")
 
@@ -154,18 +173,28 @@ class Offers:
         finally:
             del self._by_key[task.uid, task.global_step, task.rollouts[0]]
 
-    async def open(self, lease: Lease) -> ModelClient | None:
-        """Open the session of a new lease; None when nobody waits for its rollout any more."""
+    async def open(self, lease: Lease) -> JsonDict | None:
+        """Open the session of a new lease; return the access to it, or None when nobody waits for its rollout."""
         found = self._by_key.get((lease.uid, lease.global_step, lease.rollout_n))
         if found is None:
             return None
         name, link = found
-        self._leases[lease.id] = link
+        self._leases[lease.id] = opening = OpenLease(lease.fence, link)
         try:
-            client = await link.ask("open", offer=name, lease=asdict(lease))
+            access: JsonDict | None = await link.ask("open", offer=name, lease=asdict(lease))
         except WorkerGoneError:  # its episodes end now, and with them the lease
             return None
-        return None if client is None else ModelClient(**client)
+        if access is not None:
+            opening.control_key = str(access["control_key"])
+        return access
+
+    async def summaries(self) -> list[JsonDict]:
+        """Return what the workers say about their sessions, in the order of the leases."""
+        found: dict[str, JsonDict] = {}
+        for link in list(self._workers.values()):
+            with suppress(WorkerGoneError):
+                found |= {each["id"]: each for each in await link.ask("list")}
+        return [found[name] for name in self._leases if name in found]
 
     def lose(self, lease: Lease) -> None:
         """Tell the worker of a lease that it has expired."""
@@ -174,8 +203,13 @@ class Offers:
             found[1].tell("lost", offer=found[0], lease=asdict(lease))
         self.note_end(lease.id)
 
-    def find(self, lease_id: str) -> WorkerLink | None:
-        """Return the worker of a lease's session; None for an unknown lease, and for one of a worker that is gone."""
+    async def ask(self, lease_id: str, kind: str, **body: object) -> Any:
+        """Ask the worker of a lease's session; None if nobody knows the session. Errors as for `WorkerLink.ask`."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None else await lease.link.ask(kind, session=lease_id, **body)
+
+    def find(self, lease_id: str) -> OpenLease | None:
+        """Return a lease that has a session; None for an unknown lease, and for one of a worker that is gone."""
         return self._leases.get(lease_id)
 
     def note_end(self, lease_id: str) -> None:

@@ -19,7 +19,7 @@ from turnwise_gateway.control.announcement import announced
 from turnwise_gateway.control.control_server import ControlServer
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_task_pool.config import LOOPBACK, PoolConfig
-from turnwise_task_pool.driver.control import build_control_app
+from turnwise_task_pool.driver.control import build_pool_app
 from turnwise_task_pool.driver.offer_store import OfferStore
 from turnwise_task_pool.driver.offers import Offers
 from turnwise_task_pool.pool.locks import only_user
@@ -56,7 +56,7 @@ class PoolService:
         options = ServerOptions(port=config.control_port)
         if config.allow_remote:
             options = ServerOptions(host=config.listen_at(host), port=config.control_port, allow_remote=True)
-        app = build_control_app(self._pool, self._offers, secret, options)
+        app = build_pool_app(self._pool, self._offers, secret, options)
         try:
             control = await self._parts.enter_async_context(ControlServer(app, options))
         except OSError as error:

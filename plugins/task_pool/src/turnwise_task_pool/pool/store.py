@@ -16,7 +16,6 @@ from attrs import field, frozen
 
 from turnwise.errors import Owner
 from turnwise.types import JsonDict
-from turnwise_gateway.control.attempt import Attempted
 from turnwise_gateway.control.scores import ControlError, Verdict
 
 
@@ -52,16 +51,28 @@ class PoolTask:
 
 
 @frozen(kw_only=True)
-class Lease(Attempted):
+class Lease:
     """
-    An attempt that ends with its time, unless the agent renews it.
+    An attempt at a rollout that ends with its time, unless the agent renews it.
 
     Attributes:
+        id: names the attempt in requests.
+        attempt: number of this attempt at the rollout, from 1.
+        worker: name that the agent gave itself.
+        uid: of the task.
+        global_step: training step that asked for it.
+        rollout_n: number of the rollout in its group.
         fence: larger than that of every earlier lease.
         content: the task.
         until: time of the store's clock at which the lease expires, in seconds.
     """
 
+    id: str
+    attempt: int
+    worker: str
+    uid: str
+    global_step: int
+    rollout_n: int
     fence: int
     content: JsonDict
     until: float

@@ -1,16 +1,15 @@
 """
 A worker's end of the pool in the driver.
 
-The worker offers its episodes, and asks for what the driver wants of it: to open the session of a lease, to end or
-score one, and to show one. The answers go back with the next question, so they have the order in which things happened.
+The worker offers its episodes, and asks for what the driver wants of it: to open the session of a lease, and to score,
+end, show or list sessions. The answers go back with the next question, so they have the order in which things happened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -21,16 +20,16 @@ from turnwise import Episode
 from turnwise.errors import InfrastructureError
 from turnwise.protocols import ServiceClient
 from turnwise_gateway.agents.agent import show_task
-from turnwise_gateway.control.atif import describe_session, export_session
+from turnwise_gateway.control.agent_session import AgentSession
+from turnwise_gateway.control.atif import show_session
 from turnwise_gateway.control.control_server import RequestError
 from turnwise_gateway.control.scores import ControlError, Verdict
-from turnwise_gateway.control.session_routes import is_end, report_score
+from turnwise_gateway.control.session_table import SessionTable, score_session
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_task_pool.config import PoolConfig
 from turnwise_task_pool.pool.store import Lease, PoolResult, State
 from turnwise_task_pool.workers.attempts import Offer
-from turnwise_task_pool.workers.leased_session import LeasedSession
 
 Plain = dict[str, Any]
 """Plain data of a call."""
@@ -54,7 +53,7 @@ class PoolWorker:
     config: PoolConfig
     _name: str = field(factory=lambda: secrets.token_hex(8), init=False)
     _offers: dict[str, Offer] = field(factory=dict, init=False)
-    _sessions: OrderedDict[str, LeasedSession] = field(factory=OrderedDict, init=False)
+    _sessions: SessionTable = field(factory=lambda: SessionTable(MAX_ENDED), init=False)
     _tasks: list[asyncio.Task[None]] = field(factory=list, init=False)
     _error: InfrastructureError | None = field(default=None, init=False)
 
@@ -114,8 +113,7 @@ class PoolWorker:
             self._error = error
             for offer in self._offers.values():
                 offer.attempts.put_nowait(error)
-            for session in self._sessions.values():
-                session.end()
+            self._sessions.end()
 
     async def _renew(self, lease: Lease) -> bool:
         verdict: str = await self.service.call("renew", lease_id=lease.id, fence=lease.fence)
@@ -130,9 +128,11 @@ class PoolWorker:
         try:
             if kind in ("open", "lost"):
                 return self._open(body["offer"], Lease(**body["lease"]), is_lost=kind == "lost")
-            session = self._sessions.get(body["session"])
-            answers = {"end": self._end, "complete": self._complete, "score": self._score, "show": self._show}
-            return None if session is None else answers[kind](session, body)
+            if kind == "list":
+                return self._sessions.summaries()
+            answers: Any = {"end": _end, "score": _score, "show": show_session}
+            session = self._sessions.find(body.pop("session"))
+            return None if session is None else answers[kind](session, **body)
         except RequestError as error:
             return {"error": [error.status, error.code, error.message]}
         except ControlError as error:
@@ -144,47 +144,26 @@ class PoolWorker:
     def _open(self, name: str, lease: Lease, *, is_lost: bool) -> Plain | None:
         """Open the session of a lease; one that expired without a session gets it, since its episode waits for it."""
         offer = self._offers.get(name)
-        attempt = None if offer is None else offer.open(lease)
-        if attempt is not None:
-            self._sessions[lease.id] = attempt.leased
-            ended = [name for name, session in self._sessions.items() if session.ended.is_set()]
-            for old in ended[: max(0, len(ended) - MAX_ENDED)]:
-                del self._sessions[old]
-        if is_lost and (session := self._sessions.get(lease.id)) is not None:
+        leased = None if offer is None else offer.open(lease)
+        if leased is not None:
+            self._sessions.add(leased)
+        if is_lost and (session := self._sessions.find(lease.id)) is not None:
             session.end()
-        return None if attempt is None or is_lost else asdict(attempt.client)
+        return None if leased is None or is_lost else leased.describe_access()
 
-    def _end(self, session: LeasedSession, _body: Plain) -> Plain:
-        session.end()
-        return {}
 
-    def _complete(self, session: LeasedSession, body: Plain) -> Plain | None:
-        """End a session; return the score and the metrics of its lease's end and of the reports before it."""
-        if body["fence"] != session.names.fence:
-            return None
-        reported, score = session.reported_score(), body["score"]
-        if None not in (reported, score) and reported != score:
-            return {"verdict": Verdict.CONFLICT}
-        session.end()  # before anything waits, so no score comes in between and is lost
-        return {
-            "score": reported if score is None else score,
-            "metrics": {**session.scores.metrics, **body["metrics"]},
-        }
+def _end(session: AgentSession, score: object = None, metrics: Mapping[str, float] | None = None) -> Plain:
+    """End a session; return the score and the metrics of its lease's end and of the reports before it."""
+    reported = session.reported_score()
+    if None not in (reported, score) and reported != score:
+        return {"verdict": Verdict.CONFLICT}
+    session.end()  # before anything waits, so no score comes in between and is lost
+    return {"score": reported if score is None else score, "metrics": {**session.scores.metrics, **(metrics or {})}}
 
-    def _score(self, session: LeasedSession, body: Plain) -> Plain:
-        verdict, report = report_score(session, body["report"])
-        if not is_end(verdict, report):
-            return {"verdict": verdict}
-        return {
-            "verdict": verdict,
-            "fence": session.names.fence,
-            "score": report.score,
-            "metrics": session.scores.metrics,
-        }
 
-    def _show(self, session: LeasedSession, body: Plain) -> Plain:
-        is_atif = body["form"] == "atif"
-        return {"shown": export_session(session, model=self.config.model) if is_atif else describe_session(session)}
+def _score(session: AgentSession, report: Plain) -> Plain:
+    verdict, is_whole = score_session(session, report)
+    return _end(session) if is_whole else {"verdict": verdict}
 
 
 def _describe(episode: Episode) -> Plain:

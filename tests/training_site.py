@@ -93,7 +93,8 @@ def train(site: Path, name: str, *more: str, **variables: str) -> Path:
 def steps_of(out: Path) -> list[dict[str, Any]]:
     """Return the logged metrics without the ones that depend on the clock."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    timed = ("seconds", "tokens/per_s", "validation/seconds", "wait", "cpu")
+    costs = ("seconds", "cpu", "memory")
+    timed = ("tokens/per_s", "wait", *costs, *(f"validation/{name}" for name in costs))
     return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines]
 
 

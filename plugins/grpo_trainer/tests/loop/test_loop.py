@@ -21,7 +21,7 @@ from turnwise_grpo_trainer.config import CheckpointConfig, OptimizerConfig, Trai
 from turnwise_grpo_trainer.loop import loop as loop_module
 from turnwise_grpo_trainer.loop.checkpoints import TrainingState
 from turnwise_grpo_trainer.loop.interrupts import Interrupt, TrainingInterruptedError
-from turnwise_grpo_trainer.loop.loop import StepTimer, TrainLoop
+from turnwise_grpo_trainer.loop.loop import TrainLoop
 from turnwise_grpo_trainer.report.episode_log import EpisodeLog
 from turnwise_result_files import read_training_step
 from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
@@ -523,16 +523,3 @@ def test_a_state_without_a_key():
     """A missing key is a `KeyError` with its name, which the checkpoint store reports."""
     with pytest.raises(KeyError, match="buffer"):
         make_loop(Parts()).load_state_dict(TrainingState(progress={"step": 1}))
-
-
-def test_a_timer_adds_up_stages():
-    """The seconds of a stage are the sum over its uses, also if one of them raises."""
-    timer = StepTimer()
-    with timer.stage("a"):
-        pass
-    first = timer.seconds["a"]
-    with pytest.raises(ValueError, match="no"), timer.stage("a"):
-        raise ValueError("no")
-
-    assert timer.seconds["a"] >= first >= 0
-    assert timer.wall_s >= timer.seconds["a"]

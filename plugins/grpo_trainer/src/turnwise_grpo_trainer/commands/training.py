@@ -27,6 +27,7 @@ from turnwise_grpo_trainer.report.live_view import TrainView
 from turnwise_grpo_trainer.report.metric_log import MetricLog, read_metrics
 from turnwise_grpo_trainer.report.model_card import write_card
 from turnwise_grpo_trainer.report.run_config import save_config
+from turnwise_grpo_trainer.report.stage_meter import StageMeter
 from turnwise_grpo_trainer.report.stage_table import stage_rows, stages_as_markdown, stages_as_table
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_result_files import RunningEpisodes
@@ -90,7 +91,14 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
 
 
 def export_model(loop: TrainLoop, out: Path) -> None:
-    """Write the policy of the last step, or of the best one, and its model card."""
+    """Write the policy of the last step, or of the best one, and its model card; log what that costs."""
+    meter = StageMeter()
+    with meter.stage("export"):
+        _export_model(loop, out)
+    loop.log_end(meter.metrics())
+
+
+def _export_model(loop: TrainLoop, out: Path) -> None:
     step = loop.step
     if loop.setup.train.checkpoint.export == "best":
         best = loop.store.best()

@@ -9,9 +9,7 @@ so the result does not depend on the number of processes or micro-batches.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -47,6 +45,7 @@ from turnwise_grpo_trainer.objective.losses import token_weights, value_loss
 from turnwise_grpo_trainer.objective.path_ratios import measure_paths
 from turnwise_grpo_trainer.objective.policy_loss import policy_loss
 from turnwise_grpo_trainer.objective.rows import TokenRows, pad, unpad
+from turnwise_grpo_trainer.report.stage_meter import StageMeter
 
 
 @define(eq=False)
@@ -79,7 +78,7 @@ class Learner:
     world_size: int = 1
     objectives: Objectives = field(kw_only=True)
     advantages: Tensor | None = field(default=None, init=False)
-    _seconds: dict[str, float] = field(factory=dict, init=False)
+    _meter: StageMeter = field(factory=StageMeter, init=False)
 
     @classmethod
     def load(  # noqa: PLR0913 - independent inputs, five of them by name
@@ -140,7 +139,7 @@ class Learner:
         Returns:
             Metrics by name, the same in every process.
         """
-        self._seconds.clear()
+        self._meter = StageMeter()
         algorithm = self.config.algorithm
         mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
         rows, metrics = self._prepare(batch, TokenRows.from_batch(batch, mask))
@@ -151,7 +150,7 @@ class Learner:
         metrics["actor/lr"] = self.policy.lr
         for trainable in filter(None, (self.policy, self.critic)):
             trainable.advance()
-        return metrics | {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
+        return metrics | self._meter.metrics()
 
     def _prepare(self, batch: RolloutBatch, rows: TokenRows) -> tuple[TokenRows, dict[str, float]]:
         """Return the rows with log-probabilities, values and advantages as the loss needs them, and metrics."""
@@ -205,7 +204,7 @@ class Learner:
     ) -> Tensor:
         """Return (N,) a model's outputs on the tokens in the loss, computed by all processes together; 0 elsewhere."""
         column = torch.zeros(rows.num_tokens)
-        with self._timed(timed), self._autocast(), without_dropout(model):
+        with self._meter.stage(timed), self._autocast(), without_dropout(model):
             for micro, counts in self._micro_batches(rows):
                 values = compute(model, micro.to(self.device)).cpu()
                 if counts:
@@ -245,7 +244,7 @@ class Learner:
         return limit is not None and found.approx_kl > limit
 
     def _noise_metrics(self, meter: NoiseMeter, parts: Sequence[MiniBatch]) -> dict[str, float]:
-        with self._timed("diagnostics"):
+        with self._meter.stage("diagnostics"):
             noise = meter.estimate()
         if noise is None:
             return {}
@@ -282,13 +281,13 @@ class Learner:
         rows = rows if self._needs_all_rows() else drop_unmeasured(rows)
         shares = part.shares if meter is not None else [Share(range(len(rows)), part.num_groups)]
         for share in shares:
-            with self._timed("forward_backward"):
+            with self._meter.stage("forward_backward"):
                 for micro, counts in self._micro_batches(rows, share.rows):
                     # FSDP averages gradients over the processes, but the loss is their sum.
                     scale = float(counts) * self.world_size
                     log_probs[micro.tokens] += self._backward(rows, micro, scale, metrics)
             if meter is not None:
-                with self._timed("diagnostics"):
+                with self._meter.stage("diagnostics"):
                     meter.add_share(share.num_groups)
         if meter is not None:
             meter.end_mini_batch()
@@ -300,7 +299,7 @@ class Learner:
         return metrics, self._all_reduce(log_probs)
 
     def _step(self, metrics: dict[str, float], step: int) -> None:
-        with self._timed("optimizer"):
+        with self._meter.stage("optimizer"):
             if self.critic is None or step > self.config.critic.warmup_steps:
                 wanted = self.config.optimizer.noise_adaptive or self.config.diagnostics.noise_scale
                 agreement = self.policy.multiply_with_momentum() if wanted else None
@@ -384,11 +383,3 @@ class Learner:
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.policy.autocast)
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started

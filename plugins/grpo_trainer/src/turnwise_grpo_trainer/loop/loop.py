@@ -8,9 +8,7 @@ where groups come from (`GroupSource`), how the engine gets new weights (`Weight
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -31,42 +29,10 @@ from turnwise_grpo_trainer.report.held_out import check_score_name, count_since_
 from turnwise_grpo_trainer.report.live_view import TrainView
 from turnwise_grpo_trainer.report.metric_log import MetricLog
 from turnwise_grpo_trainer.report.pass_at_k import bootstrap
+from turnwise_grpo_trainer.report.stage_meter import StageMeter
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
 from turnwise_rollout_buffer.task_stream import hash_tasks
-
-
-@define(eq=False)
-class StepTimer:
-    """
-    Measures one step and its stages.
-
-    Attributes:
-        seconds: seconds of each stage, by name.
-    """
-
-    seconds: dict[str, float] = field(factory=dict)
-    _started: float = field(factory=time.perf_counter, init=False)
-    _cpu_started: float = field(factory=time.process_time, init=False)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the duration of the body to a stage."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds since the step started."""
-        return time.perf_counter() - self._started
-
-    @property
-    def cpu_s(self) -> float:
-        """Seconds of processor time of this process since the step started."""
-        return time.process_time() - self._cpu_started
 
 
 @define(eq=False, kw_only=True)
@@ -112,6 +78,7 @@ class TrainLoop:
     validations: dict[int, dict[str, float]] = field(factory=dict)
     health: TrainingHealth = field(init=False)
     _saved_step: int = field(default=0, init=False)
+    _waiting_metrics: dict[str, float] = field(factory=dict, init=False)
     _is_collecting: bool = field(default=False, init=False)
     _is_updating: bool = field(default=False, init=False)
 
@@ -153,20 +120,20 @@ class TrainLoop:
     # A step
 
     def _run_step(self) -> None:
-        timer = StepTimer()
+        meter = StageMeter()
         self._is_collecting = True
-        with timer.stage(self.source.stage):
+        with meter.stage(self.source.stage):
             groups = self.source.collect(self.step + 1)
-        metrics = self._train_on(groups, timer)
-        self.train_s += timer.wall_s
-        self.train_cpu_s += timer.cpu_s
-        self._report(metrics, timer)
+        metrics = self._train_on(groups, meter)
+        self.train_s += meter.wall_s
+        self.train_cpu_s += meter.cpu_s
+        self._report(metrics, meter)
         is_best = self._validation_is_due() and self._validate_and_compare()
         if is_best or self._checkpoint_is_due():
             self.save()
         self.stop.check()
 
-    def _train_on(self, groups: Sequence[EpisodeGroup], timer: StepTimer) -> dict[str, float]:
+    def _train_on(self, groups: Sequence[EpisodeGroup], meter: StageMeter) -> dict[str, float]:
         """Update the policy and then the engine's weights; return metrics. Without groups, no weight changes."""
         episodes = [episode for group in groups for episode in group.episodes]
         check_not_all_failed(episodes)
@@ -175,13 +142,13 @@ class TrainLoop:
         if episodes:
             switched = self.sync.before_update()
             self._is_updating = True
-            metrics |= self._update_policy(episodes, timer) | switched
+            metrics |= self._update_policy(episodes, meter) | switched
             self.version += 1
         # The models have changed, so the step counts although the engine may refuse its weights.
         self.step += 1
         self._is_collecting = self._is_updating = False
         if episodes:
-            with timer.stage("sync"):
+            with meter.stage("sync"):
                 metrics |= self.sync.update_weights(self.version)
         self.buffer.set_version(self.version)
         if not metrics.get("actor/trained_tokens"):
@@ -191,28 +158,29 @@ class TrainLoop:
             )
         return metrics
 
-    def _update_policy(self, episodes: Sequence[EpisodeResult], timer: StepTimer) -> dict[str, float]:
-        with timer.stage("collate"):
+    def _update_policy(self, episodes: Sequence[EpisodeResult], meter: StageMeter) -> dict[str, float]:
+        with meter.stage("collate"):
             batch = self.manager.collate(list(episodes))
             shaping: dict[str, float] = {}
             if (overlong := self.setup.train.algorithm.overlong) is not None:
                 batch, shaping = punish_overlong(batch, overlong, self.setup.run.rollout.response_length)
             if self.setup.train.shuffle_rewards:
                 batch = shuffle_rewards(batch, seed=self.step + 1)
-        with timer.stage("update"), self.manager.waiting_for("the update of the policy"):
+        with meter.stage("update"), self.manager.waiting_for("the update of the policy"):
             factor = self.health.expected_cosine if self.setup.train.optimizer.noise_adaptive else 1.0
             metrics = shaping | self.trainer.update(batch, step=self.step + 1, version=self.version, lr_factor=factor)
         if self.episodes.is_due(self.step + 1):
-            with timer.stage("episodes"):
+            with meter.stage("episodes"):
                 advantages = split_advantages(episodes, self.trainer.advantages(), self.manager.collate)
                 self.episodes.write(self.step + 1, episodes, advantages)
         return metrics
 
-    def _report(self, metrics: dict[str, float], timer: StepTimer) -> None:
-        step_s = timer.wall_s
-        metrics |= {f"seconds/{name}": seconds for name, seconds in timer.seconds.items()}
+    def _report(self, metrics: dict[str, float], meter: StageMeter) -> None:
+        step_s = meter.wall_s
+        metrics |= self._waiting_metrics | meter.metrics()
+        self._waiting_metrics = {}
         metrics |= {f"buffer/{name}": float(count) for name, count in self.buffer.counts.items()}
-        spent = timer.seconds.get("rollout", 0.0) + metrics.get("seconds/forward_backward", 0.0)
+        spent = meter.seconds("rollout") + metrics.get("seconds/forward_backward", 0.0)
         metrics |= {
             "seconds/step": step_s,
             "seconds/overhead_share": max(0.0, step_s - spent - metrics.get("seconds/log_probs", 0.0)) / step_s,
@@ -272,13 +240,14 @@ class TrainLoop:
         tasks = self.setup.validation_tasks[: self.setup.train.validation.limit]
         if not tasks:
             return
-        started = time.perf_counter()
-        episodes = self.manager.rollout(tasks, global_step=self.step, validation=True)
+        meter = StageMeter()
+        with meter.stage("validation"):
+            episodes = self.manager.rollout(tasks, global_step=self.step, validation=True)
         self.stop.check()
         check_not_all_failed(episodes)
         metrics = {f"validation/{name}": value for name, value in compute_episode_metrics(episodes).items()}
         metrics |= _reward_interval(episodes)
-        metrics["validation/seconds"] = time.perf_counter() - started
+        metrics |= {f"validation/{name.partition('/')[0]}": cost for name, cost in meter.metrics().items()}
         check_score_name(metrics, self.setup.train.validation.score)
         self.validations[self.step] = metrics
         self.episodes.write_validation(self.step, episodes)
@@ -287,9 +256,15 @@ class TrainLoop:
 
     def save(self) -> None:
         """Write a checkpoint; running episodes are interrupted for it, and resume afterwards."""
-        with self.source.paused(), self.view.activity("checkpoint"):
+        meter = StageMeter()
+        with self.source.paused(), self.view.activity("checkpoint"), meter.stage("checkpoint"):
             self.store.save(self)
         self._saved_step = self.step
+        self._waiting_metrics = meter.metrics()
+
+    def log_end(self, metrics: Mapping[str, float]) -> None:
+        """Log what was measured after the last step, with the costs of the last checkpoint."""
+        self.log.write(self.step, self._waiting_metrics | dict(metrics))
 
     def _save_after_error(self) -> None:
         """Save the steps since the last checkpoint; an update that was cut off leaves no state to save."""

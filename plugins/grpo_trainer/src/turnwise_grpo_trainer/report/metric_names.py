@@ -65,10 +65,15 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "buffer/*": "Staleness of the oldest group of the batch in weight versions, and counts of groups since the start.",
     "sync/*": "Of a weight update, such as `bytes`.",
     "switch/*": "Seconds and bytes of the stages of a memory switch.",
+    "cpu/*": "Seconds of processor of the training process in a stage, such as `rollout`, `update`, its parts"
+    " `log_probs`, `forward_backward`, `optimizer` and `diagnostics`, `sync`, `checkpoint` and `export`. A"
+    " line has the costs of the checkpoint before it; the last line has those after the last step.",
+    "memory/*": "Peak of the training process's resident memory in a stage, in GB; where the system cannot set a peak"
+    " back, that since the start of the process.",
     "seconds/*": "Seconds of the step and its stages; `train` and `train_cpu` since the start; `overhead_share` of the"
     " step that was neither rollout nor forward or backward pass.",
     "version": "Weight version after the step.",
-    "validation/*": "The same metrics of the held-out episodes; `reward/low` and `reward/high` are the 95 % bootstrap"
-    " interval over tasks.",
+    "validation/*": "The same metrics of the held-out episodes, and the `seconds`, `cpu` and `memory` of the"
+    " validation; `reward/low` and `reward/high` are the 95 % bootstrap interval over tasks.",
 }
 """Meaning of each metric. A `*` covers all names with this start."""

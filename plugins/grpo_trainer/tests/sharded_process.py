@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from made_batches import VOCABULARY
 from safetensors.torch import save_file
 
 from turnwise import ModelSpec
@@ -49,7 +50,7 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
             device="cpu",
             max_tokens_per_micro_batch=64,
             packed=layout == "packed",
-            logits_chunk=16 if layout == "packed" else None,
+            logits_mib=16 * 4 * VOCABULARY / (1 << 20) if layout == "packed" else None,
         ),
         lora=LoraConfig(rank=4) if estimator == "lora" else None,
         sharding=ShardingConfig(fully_shard=True),

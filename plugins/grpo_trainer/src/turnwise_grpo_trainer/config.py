@@ -170,10 +170,11 @@ class PolicyConfig:
             `eager`) or `turnwise_segments`; flash attention does not support them.
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
         packed: concatenate rows to one sequence; false pads them. Both give the same gradients.
-        max_tokens_per_micro_batch: most tokens in one forward pass of a process, including pads.
-        logits_chunk: most tokens whose logits are in memory at once; the output head is then computed chunk by chunk,
-            and again in the backward pass. Null computes all logits of a forward pass together, for models that change
-            the logits after their output head.
+        max_tokens_per_micro_batch: most tokens in one forward pass of a process, including pads. Null is 8192, but on a
+            CPU at most as many as keep 0.25 GiB for the backward pass, measured when the model is loaded.
+        logits_mib: MiB of the float32 logits that are in memory at once; the output head is then computed chunk by
+            chunk, and again in the backward pass. Null is 32 on a CPU and 512 elsewhere. 0 computes all logits of a
+            forward pass together, for models that change the logits after their output head.
         num_threads: torch threads of a training process; null is torch's default.
     """
 
@@ -183,8 +184,8 @@ class PolicyConfig:
     attn_implementation: str = "sdpa"
     gradient_checkpointing: bool = False
     packed: bool = False
-    max_tokens_per_micro_batch: int = _number(8192, _at_least(1))
-    logits_chunk: int | None = _optional(1024, _at_least(1))
+    max_tokens_per_micro_batch: int | None = _optional(None, _at_least(1))
+    logits_mib: float | None = _optional(None, _at_least(0))
     num_threads: int | None = _optional(None, _at_least(1))
 
 

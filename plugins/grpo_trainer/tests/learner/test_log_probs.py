@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.config import PolicyConfig
 from turnwise_grpo_trainer.learner.log_probs import token_log_probs
-from turnwise_grpo_trainer.learner.micro_batches import collate
+from turnwise_grpo_trainer.learner.micro_batches import MicroBatch, collate
 from turnwise_grpo_trainer.learner.models import load_policy
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.rows import TokenRows
@@ -126,7 +126,7 @@ def test_a_model_that_changes_its_logits_is_refused(spec, mixed):
 
     model.forward = capped
 
-    with pytest.raises(ConfigError, match=r"train\.policy\.logits_chunk: Qwen3ForCausalLM changes .*; set it to null"):
+    with pytest.raises(ConfigError, match=r"train\.policy\.logits_mib: Qwen3ForCausalLM changes .*; set it to 0"):
         token_log_probs(model, micro, 1.0, chunk=4)
     assert len(micro.labels) == len(token_log_probs(model, micro, 1.0)[0])
 
@@ -171,3 +171,81 @@ def test_an_entropy_for_the_log_has_no_gradient(spec, mixed):
 
     assert graded.requires_grad
     torch.testing.assert_close(value, graded.detach())
+
+
+class Head(torch.nn.Module):
+    """A model of an embedding and an output head, whose forward pass takes what a model of transformers takes."""
+
+    def __init__(self, vocabulary, hidden):
+        super().__init__()
+        self.config = SimpleNamespace(_attn_implementation="sdpa")
+        self.embed = torch.nn.Embedding(vocabulary, hidden)
+        self.head = torch.nn.Linear(hidden, vocabulary, bias=False)
+
+    def get_output_embeddings(self):
+        """Return the output head."""
+        return self.head
+
+    def forward(self, *, input_ids, logits_to_keep, **_more):
+        """Return the logits of the kept columns."""
+        return SimpleNamespace(logits=self.head(self.embed(input_ids)[:, logits_to_keep]))
+
+
+def made_micro(ids, labels):
+    """Return a micro-batch of one row, in which each of the first columns predicts a label."""
+    row, keep = ids[None], torch.arange(len(labels))
+    zeros = torch.zeros_like(row)
+    predictors = torch.stack([torch.zeros_like(keep), keep])
+    return MicroBatch(row, zeros, zeros, zeros, zeros, keep, predictors, labels, keep, packed=False, has_blocks=False)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    vocabulary=st.integers(2, 70),
+    num_labels=st.integers(0, 20),
+    chunk=st.integers(1, 23),
+    temperature=st.sampled_from([1.0, 0.7]),
+    entropy=st.sampled_from(["none", "value", "gradient"]),
+    seed=st.integers(0, 99),
+)
+def test_chunks_equal_whole_logits(vocabulary, num_labels, chunk, temperature, entropy, seed):
+    """
+    Each token's values are the same for any vocabulary and chunk; weights' gradients differ by rounding.
+
+    A row without labels is one of the cases.
+    """
+    torch.manual_seed(seed)
+    model = Head(vocabulary, 6)
+    micro = made_micro(torch.randint(vocabulary, (num_labels + 1,)), torch.randint(vocabulary, (num_labels,)))
+    found = []
+    for size in (None, chunk):
+        model.zero_grad()
+        log_probs, entropies = token_log_probs(model, micro, temperature, entropy=entropy, chunk=size)
+        values = [log_probs] if entropies is None else [log_probs, entropies]
+        sum((each * torch.linspace(-1, 1, num_labels)).sum() for each in values if each.requires_grad).backward()
+        found.append([*(each.detach() for each in values), *(each.grad for each in model.parameters())])
+
+    for whole, by_chunk in zip(*found, strict=True):
+        torch.testing.assert_close(by_chunk, whole, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
+def test_autograd_keeps_no_logits(entropy):
+    """The loss of four times as many tokens keeps no tensor with the vocabulary for them: each chunk is recomputed."""
+
+    def kept_logits(num_labels):
+        torch.manual_seed(0)
+        model, sizes = Head(997, 6), []
+        own = {each.data_ptr() for each in model.parameters()}
+
+        def keep(tensor):
+            if 997 in tensor.shape and tensor.data_ptr() not in own:
+                sizes.append(tensor.numel())
+            return tensor
+
+        micro = made_micro(torch.randint(997, (num_labels + 1,)), torch.randint(997, (num_labels,)))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            token_log_probs(model, micro, 0.7, entropy=entropy, chunk=8)
+        return sum(sizes)
+
+    assert 0 == kept_logits(40) == kept_logits(160)

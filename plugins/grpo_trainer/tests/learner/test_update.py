@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from made_batches import VOCABULARY
 
 from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import learner
@@ -19,6 +20,7 @@ from turnwise_grpo_trainer.learner.models import load_policy
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.rows import TokenRows
 
+ROW_MIB = 4 * VOCABULARY / (1 << 20)
 POLICY = PolicyConfig(device="cpu", max_tokens_per_micro_batch=10_000)
 
 
@@ -52,11 +54,11 @@ def compute_gradient(spec, batch, **policy):
         {"max_tokens_per_micro_batch": 40},
         {"packed": True, "max_tokens_per_micro_batch": 64},
         {"gradient_checkpointing": True},
-        {"logits_chunk": 5},
-        {"logits_chunk": 16, "packed": True, "gradient_checkpointing": True},
+        {"logits_mib": 5 * ROW_MIB},
+        {"logits_mib": 16 * ROW_MIB, "packed": True, "gradient_checkpointing": True},
         {"attn_implementation": "eager"},
         {"attn_implementation": "eager", "packed": True},
-        {"attn_implementation": "turnwise_segments", "logits_chunk": 8},
+        {"attn_implementation": "turnwise_segments", "logits_mib": 8 * ROW_MIB},
     ],
     ids=str,
 )

@@ -23,6 +23,7 @@ from turnwise.config.own_code import OwnCode
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import TrainConfig
+from turnwise_grpo_trainer.learner.batch_sizes import BatchSizes
 from turnwise_grpo_trainer.learner.gradient_noise import NoiseMeter
 from turnwise_grpo_trainer.learner.log_probs import token_log_probs, token_values
 from turnwise_grpo_trainer.learner.lora import BaseModel, without_dropout
@@ -64,6 +65,7 @@ class Learner:
         rank: rank of this process.
         world_size: number of processes.
         objectives: the loss and the advantages.
+        sizes: of forward passes and of chunks of logits.
         advantages: (B, R) of the last batch; None before the first.
     """
 
@@ -77,6 +79,7 @@ class Learner:
     rank: int = 0
     world_size: int = 1
     objectives: Objectives = field(kw_only=True)
+    sizes: BatchSizes = field(kw_only=True)
     advantages: Tensor | None = field(default=None, init=False)
     _meter: StageMeter = field(factory=StageMeter, init=False)
 
@@ -112,7 +115,9 @@ class Learner:
         move = to_device if to_device is not None else lambda model: model.to(device)
         objectives = build_objectives(config, plugins, code)
         optimizer, num_steps = config.optimizer, config.num_steps
-        model = move(load_policy(config.policy, spec, config.lora))
+        model = load_policy(config.policy, spec, config.lora)
+        sizes = BatchSizes.choose(config.policy, model, device)  # before the model may be sharded
+        model = move(model)
         policy = TrainableModel.create(model, optimizer, lr=optimizer.lr, num_steps=num_steps)
         reference = critic = None
         if config.algorithm.kl_loss_coef > 0:
@@ -120,7 +125,8 @@ class Learner:
         if config.algorithm.adv_estimator.name == "gae":
             model = move(load_critic(config.policy, spec))
             critic = TrainableModel.create(model, optimizer, lr=config.critic.lr, num_steps=num_steps)
-        learner = cls(config, temperature, response_length, device, policy, reference, critic, objectives=objectives)
+        models = (policy, reference, critic)
+        learner = cls(config, temperature, response_length, device, *models, objectives=objectives, sizes=sizes)
         if dist.is_available() and dist.is_initialized():
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
         return learner
@@ -193,7 +199,7 @@ class Learner:
         return algorithm.old_log_probs == "recompute" and not one_step
 
     def _log_probs(self, model: Any, micro: MicroBatch) -> Tensor:
-        return token_log_probs(model, micro, self.temperature, chunk=self.config.policy.logits_chunk)[0]
+        return token_log_probs(model, micro, self.temperature, chunk=self.sizes.logits_chunk)[0]
 
     def _policy_log_probs(self, rows: TokenRows) -> Tensor:
         return self._compute_column(rows, self.policy.model, self._log_probs)
@@ -333,7 +339,7 @@ class Learner:
                 local,
                 self.temperature,
                 entropy="gradient" if algorithm.entropy_coeff != 0 else "value",
-                chunk=self.config.policy.logits_chunk,
+                chunk=self.sizes.logits_chunk,
             )
         columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
         columns["row"] = rows.row_index[micro.tokens].to(self.device)
@@ -364,7 +370,7 @@ class Learner:
         """
         policy = self.config.policy
         groups = [
-            pack_by_tokens(rows, share, max_tokens=policy.max_tokens_per_micro_batch, packed=policy.packed)
+            pack_by_tokens(rows, share, max_tokens=self.sizes.micro_batch_tokens, packed=policy.packed)
             for share in shard(rows, self.world_size, chosen)
         ]
         filler = groups[0][-1] if groups[0] else []

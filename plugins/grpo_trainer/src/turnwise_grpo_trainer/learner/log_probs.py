@@ -66,12 +66,15 @@ def token_log_probs(
 
 def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
     """Return (M,) log-probabilities of labels and their entropies, from (M, V) logits."""
-    each = (logits.float() / temperature).log_softmax(-1)
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
+    each = scaled.log_softmax(-1)
+    del logits, scaled  # each is as large as the logits of a chunk
     log_probs = each.gather(-1, labels[:, None]).squeeze(-1)
     if entropy == "none":
         return log_probs, None
-    seen = each if entropy == "gradient" else each.detach()
-    return log_probs, -(seen.exp() * seen).sum(-1)
+    if entropy == "gradient":
+        return log_probs, -(each.exp() * each).sum(-1)
+    return log_probs, -each.detach().exp().mul_(each.detach()).sum(-1)
 
 
 def _hidden_states(model: Any, head: nn.Module, micro: MicroBatch) -> Tensor:
@@ -81,7 +84,7 @@ def _hidden_states(model: Any, head: nn.Module, micro: MicroBatch) -> Tensor:
     # The head computed one token. If the model scales or caps its logits, they differ from the head's output.
     if not torch.equal(outputs[0].float(), logits.float()):
         raise ConfigError(
-            f"train.policy.logits_chunk: {type(model).__name__} changes the logits of its output head; set it to null"
+            f"train.policy.logits_mib: {type(model).__name__} changes the logits of its output head; set it to 0"
         )
     # FSDP prepares the backward pass when a gradient reaches the model's output, so the result must depend on it.
     hidden: Tensor = inputs[0] + logits[:0].sum()

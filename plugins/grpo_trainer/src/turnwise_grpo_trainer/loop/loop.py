@@ -15,6 +15,7 @@ import structlog
 from attrs import define, field
 
 from turnwise import EpisodeResult, RolloutManager
+from turnwise_engine_support.freed_memory import return_freed_memory
 from turnwise_grpo_trainer.loop.checkpoints import CheckpointStore, TrainingState
 from turnwise_grpo_trainer.loop.group_source import GroupSource
 from turnwise_grpo_trainer.loop.health import TrainingHealth
@@ -150,6 +151,7 @@ class TrainLoop:
         if episodes:
             with meter.stage("sync"):
                 metrics |= self.sync.update_weights(self.version)
+                return_freed_memory()  # an engine in this process has freed a whole copy of the weights
         self.buffer.set_version(self.version)
         if not metrics.get("actor/trained_tokens"):
             dropped = {name: count for name, count in self.buffer.counts.items() if name.startswith("dropped")}

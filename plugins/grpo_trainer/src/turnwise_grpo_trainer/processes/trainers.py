@@ -8,7 +8,6 @@ A trainer is also one side of the memory switch (`turnwise.memory`): it can move
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from torch import Tensor
 from turnwise import RolloutBatch
 from turnwise.protocols.weights import WeightSource
 from turnwise.weights.sources import source_of
+from turnwise_engine_support.freed_memory import return_freed_memory
 from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.lora import BaseModel
 from turnwise_grpo_trainer.learner.model_files import write_model
@@ -84,7 +84,9 @@ class LocalTrainer:
     source: Path
 
     def update(self, batch: RolloutBatch, *, step: int, version: int, lr_factor: float = 1.0) -> dict[str, float]:
-        return self.learner.update(batch, step=step, version=version, lr_factor=lr_factor)
+        metrics = self.learner.update(batch, step=step, version=version, lr_factor=lr_factor)
+        return_freed_memory()  # otherwise the activations of the update stay resident during the next rollout
+        return metrics
 
     def advantages(self) -> NDArray[Any]:
         if self.learner.advantages is None:
@@ -110,12 +112,12 @@ class LocalTrainer:
         for trainable in self._trainables():
             trainable.optimizer.zero_grad()
             _move_states(trainable, torch.device("cpu"))
-        _return_memory(self.learner.device)
+        return_freed_memory()
 
     def offload_parameters(self) -> None:
         for model in self._models():
             model.to("cpu")
-        _return_memory(self.learner.device)
+        return_freed_memory()
 
     def onload(self) -> None:
         for model in self._models():
@@ -157,13 +159,6 @@ def _move_states(trainable: TrainableModel, device: torch.device) -> None:
         for name, value in state.items():
             if isinstance(value, Tensor) and value.ndim:
                 state[name] = value.to(device)
-
-
-def _return_memory(device: torch.device) -> None:
-    """Return freed memory of the trainer's device to the driver: the engine may be another process."""
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def export(trainable: TrainableModel, source: Path, folder: Path, *, write: bool = True) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from turnwise.protocols import Resources
 from turnwise.weights.sources import source_of
+from turnwise_engine_support.freed_memory import return_freed_memory
 from turnwise_testing.engines.scenarios import generate_together, run_scenario, simple_request
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.weights import memory_state
 
 directory, decoder = Path(sys.argv[1]), sys.argv[2]
 
@@ -29,7 +29,7 @@ async def scenario(engine):
     used = {}
 
     def measure(name):
-        memory_state.release_memory()
+        return_freed_memory()
         used[name] = engine.stats()["memory_bytes"]
 
     measure("awake")

@@ -5,16 +5,31 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from attrs import frozen
 
 from turnwise.errors import EngineError
+from turnwise.protocols.weights import TensorSpec, Weight
+from turnwise_transformers_engine.weights import updates
 
 PROGRAM = Path(__file__).with_name("memory_program.py")
 MIB = 2**20
+
+
+@frozen
+class PlainSource:
+    """A `WeightSource` of an iteration."""
+
+    specs: tuple[TensorSpec, ...]
+    read: Callable[[], Iterator[Weight]]
+
+    def __iter__(self):
+        return self.read()
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +90,34 @@ def test_level_2_needs_every_weight(tiny_model, other_weights, serve, ask):
 
     assert [f"lacks {n} weights" in text for n, text in zip((25, 24), texts, strict=True)] == [True, True]
     assert num_tokens == 16
+
+
+def test_level_2_stages_no_second_copy(
+    tiny_model, other_model, other_weights, serve, ask, assert_logprobs, monkeypatch
+):
+    """Whole weights go from the source to the empty memory; a source that fails midway leaves all of them missing."""
+    staged = []
+    monkeypatch.setattr(updates, "_stage", lambda *arguments: staged.append(arguments) or iter(()))
+    specs = tuple(TensorSpec(name, weight.shape, str(weight.dtype)) for name, weight in other_weights)
+
+    def read(last):
+        for number, (_name, weight) in enumerate(other_weights):
+            if number == last:
+                raise OSError("the source failed")
+            yield specs[number].name, torch.from_numpy(weight)
+
+    async def scenario(engine):
+        await engine.sleep(2)
+        await engine.wake_up()
+        with pytest.raises(EngineError, match="the source failed"):
+            await engine.update_weights(PlainSource(specs, lambda: read(3)), 1)
+        with pytest.raises(EngineError, match=f"lacks {len(other_weights)} weights"):
+            await engine.generate(ask())
+        await engine.update_weights(PlainSource(specs, lambda: read(None)), 2)
+        return await engine.generate(ask())
+
+    assert_logprobs(serve(tiny_model, scenario), other_model)
+    assert [] == staged
 
 
 def test_requests_during_sleep_are_refused(tiny_model, serve, ask, in_flight):

@@ -151,7 +151,7 @@ class TransformersEngine:
         """
         Free the KV cache, and at level 2 also the weights. Level 1 keeps them in host memory.
 
-        On a CPU the weights are in host memory already, so level 1 frees only the KV cache.
+        On a CPU the weights are in host memory already, so level 1 frees only the KV cache and copies of weights.
         """
         self.sleep_state.check_level(level, self.capabilities.sleep_levels)
         async with self._switching:
@@ -184,9 +184,9 @@ class TransformersEngine:
         """
         Replace weights by name, all or none, and drop the KV cache of the old ones.
 
-        They are copied to host memory first, so a failing source changes nothing. Requests in flight are prefilled
-        again under the new weights, and their results have a version per token. When a cancelled update returns, it has
-        changed all or nothing.
+        They are copied to host memory first, so a failing source changes nothing; after sleep at level 2 there is
+        nothing to keep. Requests in flight are prefilled again under the new weights, and their results have a version
+        per token. When a cancelled update returns, it has changed all or nothing.
         """
         async with self._switching:
             memory = self._running_memory()

@@ -99,6 +99,7 @@ class FusedBackend:
 
     def free_cache(self) -> None:
         self.decoder.free()
+        self.decoder.model.refresh()  # the update after a sleep would drop the packed copies anyway
 
     def restore_cache(self) -> None:
         self.decoder.allocate()

@@ -1,15 +1,13 @@
 """
 Memory of a backend: frees its KV cache and weights for sleep, and restores them.
 
-On a GPU level 1 copies the weights to host memory. On a CPU they are there already, so level 1 frees only the cache.
-Level 2 also frees the weights. Tensors stay the same objects throughout; only their storages are freed and restored.
+On a GPU level 1 copies the weights to host memory. On a CPU they are there already, so level 1 frees only the cache and
+the decoder's own copies of weights. Level 2 also frees the weights. Tensors stay the same objects throughout; only
+their storages are freed and restored.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from attrs import define, field
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import MemoryTag
 from turnwise.weights.sleep import drops_weights
+from turnwise_engine_support.freed_memory import return_freed_memory
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.weights.adapters import AdapterMerger
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
@@ -60,7 +59,7 @@ class MemoryState:
                 self.backend.free_cache()
             if drops_weights(level) or self.backend.model.device.type != "cpu":
                 self._free_weights(backup=not drops_weights(level))
-        release_memory()
+        return_freed_memory()
 
     def restore(self, tag: MemoryTag) -> None:
         """Allocate memory again: an empty cache, or the weights as before, or uninitialised after level 2."""
@@ -71,6 +70,11 @@ class MemoryState:
                 self.backend.restore_cache()
                 self._cache_freed = False
             finish_writes(self.backend.model.device)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the memory of the weights is allocated and holds none."""
+        return not self._weights_freed and bool(self.missing) and self.missing == self._all_names()
 
     def mark_loaded(self, names: Iterable[str]) -> None:
         """Remove weights from `missing`, with the weights that are tied to them."""
@@ -145,19 +149,6 @@ def finish_writes(device: Any) -> None:
         import torch
 
         torch.cuda.synchronize(device)
-
-
-def release_memory() -> None:
-    """Return freed memory to the device or the system, which the allocators would keep."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-        if trim is not None:
-            trim(0)
 
 
 def memory_bytes(device: Any) -> int:

@@ -33,6 +33,9 @@ def stage_update(weights: Iterable[tuple[str, Any]], memory: MemoryState) -> Sta
     """
     Copy weights to host memory, so that a failing source changes nothing. Blocks until all are copied.
 
+    After sleep at level 2 there is nothing to protect: whole weights then go to the memory of the model at once, which
+    saves a copy of all of them, and nothing is served before the last one.
+
     Args:
         weights: names of the model's state dict, or some of them, with arrays or tensors of the same shapes; or
             adapters, see `Engine.update_weights`.
@@ -45,6 +48,9 @@ def stage_update(weights: Iterable[tuple[str, Any]], memory: MemoryState) -> Sta
     expected = ExpectedWeights({name: tuple(tensor.shape) for name, tensor in targets.items()})
     for spec in getattr(weights, "specs", ()):
         _check(spec.name, spec.shape, expected)
+    specs = getattr(weights, "specs", ())
+    if memory.is_empty and specs and not any(adapted_weight(spec.name) for spec in specs):
+        return StagedUpdate(dict(_fill(weights, expected, targets)), {})
     return StagedUpdate(*memory.adapters.merge(_stage(weights, expected), targets, memory.missing))
 
 
@@ -88,17 +94,30 @@ def _check(name: str, shape: Sequence[int], expected: ExpectedWeights) -> None:
         expected.check(adapted, expected.shapes.get(adapted, ()))
 
 
+def _fill(
+    weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, targets: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Copy the weights to those of the model, and yield these."""
+    for name, tensor, _is_own in _read(weights, expected):
+        yield name, targets[name].copy_(tensor.detach())
+
+
 def _stage(weights: Iterable[tuple[str, Any]], expected: ExpectedWeights) -> Iterator[tuple[str, Any]]:
     """Yield copies of the weights in host memory."""
+    for name, tensor, is_own in _read(weights, expected):
+        yield name, tensor if is_own else tensor.detach().to("cpu", copy=True)
+
+
+def _read(weights: Iterable[tuple[str, Any]], expected: ExpectedWeights) -> Iterator[tuple[str, Any, bool]]:
+    """Yield names and checked tensors, and whether a tensor is a copy that its source does not change later."""
     import torch
 
     try:
         for name, weight in weights:
             _check(name, weight.shape, expected)
             check_dtype(name, str(weight.dtype).removeprefix("torch."))
-            tensor = as_tensor(weight, torch)
-            # `as_tensor` has copied an array already.
-            yield name, tensor.detach().to("cpu", copy=True) if tensor is weight else tensor
+            tensor = as_tensor(weight, torch)  # copies an array
+            yield name, tensor, tensor is not weight
     except EngineError:
         raise
     except Exception as error:

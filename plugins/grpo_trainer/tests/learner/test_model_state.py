@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
+from turnwise_grpo_trainer.learner import model_state
 from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.model_state import SCHEDULES_FILE, load_state, save_state
 from turnwise_grpo_trainer.learner.optimization import lr_factor
@@ -44,6 +45,23 @@ def test_a_restored_learner_makes_the_same_update(spec, mixed, tmp_path, config)
         if one is not None:
             weights = dict(other.full_weights())
             assert all(torch.equal(tensor, weights[name]) for name, tensor in one.full_weights())
+
+
+def test_files_have_a_limited_size(spec, mixed, tmp_path, monkeypatch):
+    """While torch writes a file, it has copies of the whole file in memory; a restart reads all of them."""
+    monkeypatch.setattr(model_state, "_FILE_BYTES", 1 << 15)
+    first, second = load(spec, GAE), load(spec, GAE)
+    first.update(mixed, step=1, version=0)
+    save_state(first, tmp_path / "state")
+
+    load_state(second, tmp_path / "state")
+
+    files = [load_file(file) for file in (tmp_path / "state").glob("*.safetensors")]
+    sizes = [sum(array.nbytes for array in arrays.values()) for arrays in files]
+    assert all(size <= 1 << 15 or len(arrays) == 1 for size, arrays in zip(sizes, files, strict=True))
+    assert len(files) < sum(map(len, files)) / 2
+    weights = dict(second.policy.full_weights())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in first.policy.full_weights())
 
 
 def test_the_random_numbers_continue(spec, tmp_path):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -32,18 +32,41 @@ from turnwise_grpo_trainer.learner.optimization import TrainableModel, find_froz
 from turnwise_grpo_trainer.learner.random_states import load_random_states, save_random_states
 
 SCHEDULES_FILE: Final = "schedules.json"
+_FILE_BYTES: Final = 1 << 28
+"""Of a file of tensors. While torch writes one, it has two copies of it in memory."""
 
 
 def save_state(learner: Learner, folder: Path) -> None:
     """Write the state of a learner to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     # By default torch would write a pickle beside the tensors, and load values that are no tensors from pickles.
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    _call_torch(save)(_tensors(learner), storage_writer=writer, no_dist=not dist.is_initialized())
+    tensors = _tensors(learner)
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_number_files(tensors), save_distributed=True)
+    _call_torch(save)(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
     if learner.rank == 0:
         steps = {name: trainable.schedule.last_epoch for name, trainable in _trainables(learner).items()}
         (folder / SCHEDULES_FILE).write_text(json.dumps(steps), encoding="utf-8")
     save_random_states(folder, learner.rank, learner.world_size, learner.device)
+
+
+def _number_files(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of the file of each tensor, from 1, by the dotted path of its keys: files of limited size."""
+    numbers: dict[str, int] = {}
+    number, size = 1, 0
+    for path, num_bytes in _sizes(state):
+        if size and size + num_bytes > _FILE_BYTES:
+            number, size = number + 1, 0
+        numbers[path] = number
+        size += num_bytes
+    return numbers
+
+
+def _sizes(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _sizes(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value.nbytes
 
 
 def load_state(learner: Learner, folder: Path) -> None:

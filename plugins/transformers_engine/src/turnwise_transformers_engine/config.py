@@ -42,9 +42,9 @@ class TransformersConfig:
         pack_weights: let the fused decoder keep a copy of each large weight in the order in which the processor's
             products read it. Decoding is faster, and the weights take twice the memory.
         product_dtype: of the matrix products of the fused decoder. `bfloat16` rounds their inputs, which is up to twice
-            as fast where the processor has instructions for it, and keeps a copy of half the size. Log-probabilities
-            are those of the distribution that was sampled, and differ by about a hundredth from those of a trainer in
-            float32; the trainer can correct the difference.
+            as fast where the processor has instructions for it, and keeps a copy of half the size. A token's
+            log-probability belongs to the distribution that it was drawn from, and differs by about a hundredth from a
+            trainer's in float32, which can correct the difference.
     """
 
     model: Path | None = None

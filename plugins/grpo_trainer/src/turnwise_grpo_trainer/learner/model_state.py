@@ -32,7 +32,7 @@ from turnwise_grpo_trainer.learner.optimization import TrainableModel, find_froz
 from turnwise_grpo_trainer.learner.random_states import load_random_states, save_random_states
 
 SCHEDULES_FILE: Final = "schedules.json"
-_FILE_BYTES: Final = 1 << 28
+_FILE_BYTES: Final = 1 << 27
 """Of a file of tensors. While torch writes one, it has two copies of it in memory."""
 
 

@@ -3,10 +3,10 @@ Compare forward and backward pass of the trainer with bare matrix products of th
 
     python benchmarks/update_speed.py MODEL --tokens 170 340 680
 
-MODEL is a folder of a causal model. Each line has the processor seconds of one micro-batch with so many tokens, and
-those of the products alone: of each linear module one in the forward pass and two in the backward pass, and of the
-output head one more if its logits are computed in chunks, and so again. The difference is attention, norms,
-activations, the loss, and the gradient of the embedding. Ratios hardly depend on what else the machine does.
+MODEL is a folder of a causal model. Each line has the processor seconds of one micro-batch with so many tokens, and of
+the products alone: of each linear module one in the forward pass and two in the backward pass, and of the output head
+one more if its logits are computed in chunks, and so again. The difference is attention, norms, activations, the loss,
+and the gradient of the embedding. Ratios hardly depend on what else the machine does.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _check(name: str, shape: Sequence[int], expected: ExpectedWeights) -> None:
 def _fill(
     weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, targets: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Copy the weights into the model's, and yield these."""
+    """Copy the weights into the model, and yield the weights of the model."""
     for name, tensor, _is_own in _read(weights, expected):
         yield name, targets[name].copy_(tensor.detach())
 

@@ -120,6 +120,7 @@ CASES: Final[dict[str, list[list[str]]]] = {
     "sandbox": [["sandbox", "run", "program.py"], ["sandbox", "run", HOSTILE]],
     "sft": [["sft", HOSTILE, "--model", HOSTILE, "--out", "x"]],
     "show": [["show", "run"], ["show", "run", "0"], ["show", HOSTILE], ["show", "bad.jsonl"]],
+    "tags": [["tags", HOSTILE, "--to", OUT], ["tags", "run", "--to", "tagged", "--tag", HOSTILE]],
     "train": [["train", "key.yaml", "--out", "out"], ["train", "--resume", HOSTILE]],
     "trl": [["trl", "key.yaml", "--out", "x"], ["trl", HOSTILE, "--out", "x"]],
     "view": [["view", HOSTILE], ["view", "bad.jsonl", "--export", "x.html"], ["view", "run", "--export", OUT]],

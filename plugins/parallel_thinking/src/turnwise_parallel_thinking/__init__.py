@@ -1,5 +1,6 @@
 """
-Parallel thinking as in Parallel-R1 (arXiv:2509.07980): the agent `parallel_thinking` and the reward `parallel_r1`.
+Parallel thinking as in Parallel-R1 (arXiv:2509.07980): the agent `parallel_thinking`, the reward `parallel_r1` and the
+command `turnwise tags`.
 
 `model_dir` returns the folder of a tiny model that is trained to open blocks of paths.
 """
@@ -8,10 +9,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from turnwise import Agent, Registry, Resources, Reward, hookimpl
+from turnwise import Agent, Command, NoConfig, Registry, Resources, Reward, hookimpl
 from turnwise_parallel_thinking.config import ParallelR1Config, ParallelThinkingConfig
 
-__all__ = ["make_parallel_r1", "make_parallel_thinking", "model_dir", "register_agents", "register_rewards"]
+__all__ = [
+    "make_parallel_r1",
+    "make_parallel_thinking",
+    "make_tags",
+    "model_dir",
+    "register_agents",
+    "register_commands",
+    "register_rewards",
+]
 
 
 def model_dir() -> Path:
@@ -33,6 +42,13 @@ def make_parallel_r1(config: ParallelR1Config, resources: Resources) -> Reward:
     return ParallelR1(config)
 
 
+def make_tags(config: NoConfig, resources: Resources) -> Command:
+    """Build the command, which needs neither."""
+    from turnwise_parallel_thinking.tags_command import TagsCommand
+
+    return TagsCommand(config, resources)
+
+
 @hookimpl
 def register_agents(registry: Registry[Agent]) -> None:
     """Register `parallel_thinking`."""
@@ -43,3 +59,9 @@ def register_agents(registry: Registry[Agent]) -> None:
 def register_rewards(registry: Registry[Reward]) -> None:
     """Register `parallel_r1`."""
     registry.add("parallel_r1", make_parallel_r1, config=ParallelR1Config)
+
+
+@hookimpl
+def register_commands(registry: Registry[Command]) -> None:
+    """Add `turnwise tags`."""
+    registry.add("tags", make_tags)

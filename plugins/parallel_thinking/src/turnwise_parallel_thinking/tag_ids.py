@@ -45,8 +45,8 @@ def encode_tags(tags: Tags, tokenizer: Tokenizer) -> TagIds:
         encoded = tokenizer.encode(tag)
         if len(encoded) != 1:
             raise ConfigError(
-                f"tag {tag!r} (tags.{name}) is {len(encoded)} tokens of this model: add it to the tokenizer as one"
-                " token, or set tags that are single tokens"
+                f"tag {tag!r} (tags.{name}) is {len(encoded)} tokens of this model: `turnwise tags MODEL --to FOLDER`"
+                " adds it as one token, or set tags that are single tokens"
             )
         ids[name] = encoded[0]
     if len(set(ids.values())) != len(ids):

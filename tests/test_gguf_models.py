@@ -63,6 +63,7 @@ def test_a_file_is_converted_once(tmp_path, model):
     assert not [line for line in "".join(lines).splitlines() if "it/s" in line]
 
     (made,) = [each for each in (folder / "cache/turnwise/gguf").iterdir() if each.is_dir()]
+    assert 1 == len({each.stat().st_mode for each in made.iterdir()})  # a group may share the cache
     (made.parent / f"{made.name}.x1.partial").mkdir()
     third = turnwise(folder, HUB, "rollout", "run.yaml", "--out", "three", HF_HUB_OFFLINE="1")
     assert (third.returncode, converting(third.stderr)) == (0, [])

@@ -108,6 +108,20 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path):
     assert "new" == target.read_text()
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_weights_have_the_mode_of_new_files(tmp_path, umask):
+    """As the umask has it; a file of another kind keeps its own mode."""
+    for name in ("a.safetensors", "secret"):
+        (tmp_path / name).touch(mode=0o600)
+    code = "import os, sys, pathlib; os.umask(int(sys.argv[2])); from turnwise.files import share_weights\n"
+    code += "share_weights(pathlib.Path(sys.argv[1])); (pathlib.Path(sys.argv[1]) / 'new').touch()"
+
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(umask)], check=True)
+
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert {"a.safetensors": 0o666 & ~umask, "new": 0o666 & ~umask, "secret": 0o600} == modes
+
+
 def test_links_inside_a_folder_stay_links(tmp_path):
     """A link to a missing file does not stop the folder."""
     partial = tmp_path / "f.partial"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -71,6 +72,16 @@ def replace(source: Path, target: Path) -> None:
     _flush_tree(source)
     os.replace(source, target)
     flush(target.parent)
+
+
+def share_weights(folder: Path) -> None:
+    """Give the weights in a folder the mode of new files; safetensors writes them for the eyes of their owner alone."""
+    probe = partial_path(folder / "mode")
+    probe.touch()  # its mode follows the umask, which cannot be read without changing it for all threads
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
 
 
 def flush(path: Path) -> None:

@@ -69,6 +69,7 @@ def test_the_model_is_the_same_on_its_own_tokens(tmp_path, capsys, tied, spare):
             pieces = tokenizer.encode(text, add_special_tokens=False)
             torch.testing.assert_close(new[NUM_TOKENS + number], old[pieces].mean(0))
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["tagged"]
+    assert len({each.stat().st_mode for each in (tmp_path / "new/tagged").iterdir()}) == 1
 
 
 @given(st.text())

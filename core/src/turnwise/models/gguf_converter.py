@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import first_line
-from turnwise.files import raise_disk_error
+from turnwise.files import raise_disk_error, share_weights
 
 
 def convert(file: Path, folder: Path) -> None:
@@ -42,6 +42,7 @@ def convert(file: Path, folder: Path) -> None:
         plain.generation_config.eos_token_id = tokenizer.eos_token_id
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    share_weights(folder)
 
 
 def main() -> int:

@@ -143,7 +143,7 @@ def test_only_an_earlier_export_is_replaced(trained, tmp_path, capsys):
     (folder / "old.safetensors").write_text("old")
     assert 0 == main(["export", str(trained[0]), "--to", str(folder), "--overwrite"])
     assert not (folder / "old.safetensors").exists()
-    assert (folder / "model.safetensors").exists()
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
 
     (folder / "README.md").write_text("mine")
     assert 2 == main(["export", str(trained[0]), "--to", str(folder), "--overwrite"])

@@ -16,7 +16,7 @@ from transformers import AddedToken, AutoConfig, AutoModelForCausalLM, AutoToken
 from transformers.utils import logging
 
 from turnwise.errors import ConfigError
-from turnwise.files import check_writable, partial_path, replace
+from turnwise.files import check_writable, partial_path, replace, share_weights
 from turnwise.models.finding import find_model
 from turnwise.models.location import ModelSource
 from turnwise_parallel_thinking.config import Tags
@@ -60,6 +60,7 @@ def add_tags(source: ModelSource, folder: Path, tags: Tags) -> dict[str, int]:
     try:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        share_weights(partial)
         replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

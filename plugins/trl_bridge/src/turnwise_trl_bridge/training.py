@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise import Task
+from turnwise.files import share_weights
 from turnwise_trl_bridge.rollouts import Rollouts, build_dataset
 
 
@@ -100,4 +101,5 @@ def _common_args(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 def save(trainer: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Save the model and return the trainer's log."""
     trainer.save_model(str(arguments.out))
+    share_weights(arguments.out)
     return list(trainer.state.log_history)

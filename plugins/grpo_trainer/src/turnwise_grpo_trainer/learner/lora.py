@@ -20,6 +20,7 @@ from attrs import define
 from torch import Tensor
 
 from turnwise.errors import ConfigError
+from turnwise.files import share_weights
 from turnwise_grpo_trainer.config import LoraConfig
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def write_adapters(model: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     model.peft_config[_ADAPTER].save_pretrained(folder)
+    share_weights(folder)
 
 
 @define(eq=False)

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from turnwise.files import share_weights
+
 _COPIED: Final = (".json", ".jinja", ".txt", ".model")
 """Suffixes of the files of a tokenizer."""
 _RECORDS: Final = ("sft.json", "log.json")
@@ -29,6 +31,7 @@ def write_model(model: Any, weights: Mapping[str, Tensor], source: Path, folder:
     """
     model.save_pretrained(folder, state_dict=weights)
     copy_tokenizer(source, folder, also=_OF_MODEL)
+    share_weights(folder)
 
 
 def copy_tokenizer(source: Path, folder: Path, also: Sequence[str] = ()) -> None:

@@ -91,6 +91,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "examples/coding_cli/rollout.yaml": ("model.path: there is no directory", _MODEL),
     "examples/real_single_turn.yaml": ("model.path: there is no file", _MODEL),
     "examples/real_tools.yaml": ("model.path: there is no file", _MODEL),
+    "examples/train_real.yaml": ("model.path: there is no file", _MODEL),
 }
 """The text of the refusal of a block or an example, on one runtime or on both, and its reason."""
 

@@ -26,6 +26,7 @@ NO_TOOLS = (
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+REAL = ("train_real.yaml", "real_tools.yaml")
 SMALL = {
     "rollout": ["data.limit=8"],
     "train": ["train.num_steps=1", "rollout.n=2", "train.algorithm.ppo_mini_batch_size=4"],
@@ -42,7 +43,8 @@ def page_commands() -> list[list[str]]:
 
 def test_the_page_names_each_stage() -> None:
     """Demonstrations, fine-tuning, reinforcement learning and export, with an evaluation after each training."""
-    names = [command[0] for command in page_commands()]
+    first, *names = [command[0] for command in page_commands()]
+    assert first == "train"
     assert names == ["eval", "rollout", "convert", "convert", "sft", "eval", "train", "eval", "export", "rollout"]
 
 
@@ -53,15 +55,16 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     shutil.copytree(Path(str(turnwise_calculator_demo.__file__)).parent / "model", model)
     (model / "chat_template.jinja").write_text(NO_TOOLS, encoding="utf-8")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    config = tmp_path / "examples/real_tools.yaml"
-    config.write_text(config.read_text(encoding="utf-8").replace(GGUF, str(model)), encoding="utf-8")
+    for name in REAL:
+        config = tmp_path / "examples" / name
+        config.write_text(config.read_text(encoding="utf-8").replace(GGUF, str(model)), encoding="utf-8")
     held_out = tmp_path / "examples/heldout_calculator.jsonl"
     held_out.write_text("".join(held_out.read_text(encoding="utf-8").splitlines(keepends=True)[:4]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
     for name, *arguments in page_commands():
         words = [str(model) if word == GGUF else word.replace("$PWD", str(tmp_path)) for word in arguments]
-        is_real = any(word.endswith(("real_tools.yaml", "external_openai/rollout.yaml")) for word in words)
+        is_real = any(word.endswith((*REAL, "external_openai/rollout.yaml")) for word in words)
         more = [*SMALL.get(name, []), *(LONG if is_real and name != "convert" else [])]
         # The last two words are the option of the output; an override behind another one wins.
         assert main([name, *words[:-2], *more, *words[-2:]]) == 0, (name, words)

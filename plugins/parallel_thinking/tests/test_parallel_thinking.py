@@ -198,7 +198,9 @@ def test_a_tag_of_several_tokens_is_refused():
     """The error names the tag, its number of tokens, and a hint."""
     resources = Resources(chat=ChatTemplate(byte_tokenizer()))
 
-    with pytest.raises(ConfigError, match=r"tag '<Parallel>' \(tags.block\) is 10 tokens of this model: add it"):
+    with pytest.raises(
+        ConfigError, match=r"tag '<Parallel>' \(tags.block\) is 10 tokens of this model: `turnwise tags"
+    ):
         make_parallel_thinking(ParallelThinkingConfig(), resources)
 
 

@@ -8,7 +8,6 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
@@ -16,8 +15,8 @@ from turnwise.types import SamplingParams
 from turnwise_testing.engines.scenarios import VOCAB_SIZE, forward_logprobs, run_scenario, simple_request
 from turnwise_testing.references.reference_model import save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.fused import batch_sampling, native_kernel, packed_product
 from turnwise_transformers_engine.fused import model as fused_model
+from turnwise_transformers_engine.fused import native_kernel, packed_product
 from turnwise_transformers_engine.fused import probe as fused_probe
 from turnwise_transformers_engine.fused.batch_sampling import (
     make_columns,
@@ -83,35 +82,12 @@ def test_logits_equal_those_of_the_model(directory, operators, pack_from):
     assert fused_probe.largest_difference(fused) < 1e-5
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    num_rows=st.integers(1, 40),
-    width=st.integers(1, 80),
-    outputs=st.integers(1, 80),
-    biased=st.booleans(),
-    seed=st.integers(0, 99),
-)
-@torch.inference_mode()
-def test_packed_products_are_those_of_linear(num_rows, width, outputs, biased, seed):
-    """They agree up to rounding, for any number of rows and any width."""
-    generator = torch.Generator().manual_seed(seed)
-    weight, rows, sums = (
-        torch.randn(size, generator=generator) for size in ((outputs, width), (num_rows, width), (num_rows, outputs))
-    )
-    bias = torch.randn(outputs, generator=generator) if biased else None
-    product, sum_product = Product(weight, bias, torch.float32), Product(weight, packed_dtype=torch.float32)
-    together, added = product(rows), sum_product.added(rows, sums)
-
-    torch.testing.assert_close(together, torch.nn.functional.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(added, sums + rows @ weight.t(), rtol=1e-4, atol=1e-4)
-
-
 needs_bfloat16 = pytest.mark.skipif(
     bool(packing_refusal(torch.bfloat16)), reason=packing_refusal(torch.bfloat16) or "the processor has it"
 )
 
 
-@needs_bfloat16
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
 @settings(max_examples=40, deadline=None)
 @given(
     num_rows=st.integers(1, 40),
@@ -121,20 +97,21 @@ needs_bfloat16 = pytest.mark.skipif(
     seed=st.integers(0, 99),
 )
 @torch.inference_mode()
-def test_rounded_products_are_those_of_rounded_inputs(num_rows, width, outputs, biased, seed):
-    """Only the inputs and the result are rounded, and the sums that a product is added to keep all their digits."""
+def test_packed_products_are_those_of_linear(dtype, num_rows, width, outputs, biased, seed):
+    """For any shape: of inputs in the dtype, up to one rounding; sums that are added to have all digits of float32."""
     generator = torch.Generator().manual_seed(seed)
     weight, rows, sums = (
         torch.randn(size, generator=generator) for size in ((outputs, width), (num_rows, width), (num_rows, outputs))
     )
     bias = torch.randn(outputs, generator=generator) if biased else None
-    product, sum_product = Product(weight, bias, torch.bfloat16), Product(weight, packed_dtype=torch.bfloat16)
-    together = product(rows)
-    exact = torch.nn.functional.linear(rows.bfloat16().double(), weight.bfloat16().double())
-    expected = exact if bias is None else exact + bias.bfloat16().double()
+    product, sum_product = Product(weight, bias, dtype), Product(weight, packed_dtype=dtype)
 
-    torch.testing.assert_close(together.double(), expected, rtol=2**-7, atol=1e-4)
-    assert torch.equal(sum_product.added(rows, 1e4 * sums), 1e4 * sums + sum_product(rows))
+    weight, rows, bias = (None if each is None else each.to(dtype).float() for each in (weight, rows, bias))
+    close = {"rtol": 1e-4 if dtype == torch.float32 else 2**-7, "atol": 1e-4}
+    torch.testing.assert_close(product(rows), torch.nn.functional.linear(rows, weight, bias), **close)
+    torch.testing.assert_close(
+        sum_product.added(rows, 1e4 * sums), 1e4 * sums + sum_product(rows), rtol=1e-6, atol=1e-4
+    )
 
 
 @needs_bfloat16
@@ -518,35 +495,8 @@ def test_sampled_ids_have_the_probability_of_one_row_alone(params, seed):
             assert [ids[row]] == list(alone)
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    scores=hnp.arrays(
-        np.float32,
-        st.tuples(st.integers(1, 5), st.integers(9, 40)),
-        elements=st.one_of(st.just(-np.inf), st.floats(-60, 60, width=32), st.integers(-2, 2).map(float)),
-    ),
-    numbers=st.lists(st.floats(0, 1 - 2**-52), min_size=5, max_size=5),
-)
-def test_ids_drawn_by_blocks_are_those_drawn_one_by_one(scores, numbers):
-    """Where a number is on the bound of two ids, rounding may decide; an id of mass zero is never drawn."""
-    scores[np.isinf(scores).all(-1), 0] = 0
-    drawn = torch.tensor(numbers[: len(scores)], dtype=torch.float64)[:, None]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_sampling, "_BLOCK", 4)
-        chosen, values = batch_sampling._draw_in_blocks(torch.from_numpy(scores), drawn)
-    expected, _logprobs = batch_sampling._draw(torch.from_numpy(scores), drawn)
-
-    masses = torch.from_numpy(scores).double().softmax(-1)
-    assert (masses.gather(-1, chosen) > 0).all()
-    between = [slice(*sorted((one, other))) for one, other in zip(chosen[:, 0], expected[:, 0], strict=True)]
-    assert all(float(row[part].sum()) < 1e-6 for row, part in zip(masses, between, strict=True))
-    torch.testing.assert_close(values.double(), masses.gather(-1, chosen).log(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("block", [2, 512])
-def test_samples_follow_the_distribution(block, monkeypatch):
+def test_samples_follow_the_distribution():
     """Over 20,000 seeds the frequencies of 8 ids are within five standard errors of their probabilities."""
-    monkeypatch.setattr(batch_sampling, "_BLOCK", block)
     num = 20_000
     logits = torch.tensor([0.0, 1.0, 2.0, 3.0, -1.0, -2.0, 0.5, -torch.inf]).expand(num, -1)
     params = columns([SamplingParams()] * num, range(num))

@@ -16,7 +16,6 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from turnwise.types import SamplingParams
 from turnwise_engine_support.requests import is_greedy
@@ -26,9 +25,6 @@ _MIX: Final = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 )
-
-_BLOCK: Final = 512
-"""Ids whose masses are summed before one of them is sought."""
 
 COLUMNS: Final[dict[str, Any]] = {
     "temperature": np.float32,
@@ -118,44 +114,18 @@ def sample_rows(logits: Tensor, columns: SamplingColumns) -> tuple[list[int], li
         places = torch.from_numpy(rows).to(device)
         top_k, top_p = (torch.from_numpy(each[rows]).to(device)[:, None] for each in (columns.top_k, columns.top_p))
         scores = scores.index_copy(0, places, _filtered(scores[places], top_k, top_p))
+    logprobs = scores.log_softmax(-1)
+    # In float64: the sum over a large vocabulary in float32 would shift the bounds of rare ids by more than their mass.
+    bounds = logprobs.exp().cumsum(-1, dtype=torch.float64)
     drawn = torch.from_numpy(uniform_numbers(columns.seed, columns.count)).to(device)[:, None]
-    draw = _draw_in_blocks if scores.shape[1] > 2 * _BLOCK else _draw
-    chosen, values = draw(scores, drawn)
+    # The first id whose bound is above the number; an id of mass zero has the bound of the id before it.
+    chosen = torch.searchsorted(bounds, bounds[:, -1:] * drawn, right=True)
+    values = logprobs.gather(-1, chosen)
     if columns.greedy.any():
         greedy = torch.from_numpy(columns.greedy).to(device)[:, None]
         chosen = torch.where(greedy, scores.argmax(-1, keepdim=True), chosen)
         values = values.masked_fill(greedy, 0.0)
     return chosen[:, 0].tolist(), values[:, 0].tolist()
-
-
-def _draw(scores: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (B, 1) ids of (B, V) scores and their log-probabilities, by (B, 1) numbers in [0, 1)."""
-    logprobs = scores.log_softmax(-1)
-    # In float64: the sum over a large vocabulary in float32 would shift the bounds of rare ids by more than their mass.
-    bounds = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    # The first id whose bound is above the number; an id of mass zero has the bound of the id before it.
-    chosen = torch.searchsorted(bounds, bounds[:, -1:] * drawn, right=True)
-    return chosen, logprobs.gather(-1, chosen)
-
-
-def _draw_in_blocks(scores: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """
-    See `_draw`: first a block of ids by its mass, then an id in this block.
-
-    torch computes running sums several times more slowly than sums, so they are over blocks, and over one block.
-    """
-    largest = scores.amax(-1, keepdim=True)
-    masses = (scores - largest).exp_()
-    blocks = pad(masses, (0, -masses.shape[1] % _BLOCK)).view(len(masses), -1, _BLOCK)
-    bounds = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    wanted = bounds[:, -1:] * drawn
-    block = torch.searchsorted(bounds, wanted, right=True)
-    own = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
-    rest = wanted - pad(bounds, (1, 0)).gather(-1, block)
-    # The two sums of a block have another order, so that the rest can be as large as the second by rounding.
-    rest = rest.minimum(own[:, -1:] * (1 - 2.0**-52))
-    chosen = block * _BLOCK + torch.searchsorted(own, rest, right=True)
-    return chosen, ((scores.gather(-1, chosen) - largest).double() - bounds[:, -1:].log()).float()
 
 
 def _filtered(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

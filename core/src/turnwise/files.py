@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -46,6 +47,36 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def atomic_folder(folder: Path, finish: Callable[[Path, Path], None] | None = None) -> Iterator[Path]:
+    """
+    Write a folder whole or not at all.
+
+    Args:
+        folder: its parents must exist: a removed folder of a run would come back with a part of the run.
+        finish: gives the temporary folder its name; None is `replace`, for which there is no such folder yet.
+
+    Yields:
+        The temporary folder, which is empty. When the block raises, it is removed.
+    """
+    partial = partial_path(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        (finish or replace)(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def make_parents(path: Path) -> None:
+    """Make the folders above a path; `OSError` unless a file can be made there."""
+    parent = path.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    check_writable(parent)
 
 
 def raise_disk_error(error: BaseException) -> None:

@@ -17,6 +17,7 @@ from turnwise.errors import TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import EpisodeMetrics, Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
+from turnwise_testing.inputs.small_episodes import trajectory
 from turnwise_testing.inputs.strategies import trajectories
 
 PAD = 9
@@ -25,14 +26,6 @@ few = settings(max_examples=30, deadline=None)
 
 def task(uid: str = "t0", **columns: object) -> Task:
     return Task(messages=({"role": "user", "content": "a"},), uid=uid, **columns)
-
-
-def trajectory() -> Trajectory:
-    record = Trajectory([1, 2])
-    record.add_action([3, 4], [-0.5, -0.25], 2)
-    record.add_observation([5])
-    record.add_action([6], [-1.0], 3)
-    return record
 
 
 @st.composite
@@ -224,8 +217,8 @@ def test_size_follows_the_real_tokens(num_short):
     longest.add_action([2] * 8000, [-0.5] * 8000)
     episodes = [finished(record) for _ in range(num_short)] + [finished(longest)]
     num_tokens = 30 * num_short + 8010
-    for trajectory in (record, longest):
-        trajectory.close()
+    for each in (record, longest):
+        each.close()
 
     tracemalloc.start()
     try:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, join_lines
 
 
 class Hermes(WrittenGrammar):
@@ -53,4 +53,4 @@ class Hermes(WrittenGrammar):
 
     def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
         written = [dump_json({"name": name, "arguments": arguments}) for name, arguments in calls]
-        return "\n".join(filter(None, (content, *(f"{self._open_tag}\n{each}\n{self.closing[0]}" for each in written))))
+        return join_lines(content, (f"{self._open_tag}\n{each}\n{self.closing[0]}" for each in written))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-import regex  # type: ignore[import-untyped]
+import regex  # type: ignore[import-untyped]  # the package has no types
 import structlog
 
 from turnwise import Chat, ReasoningParser, Resources, ToolCall

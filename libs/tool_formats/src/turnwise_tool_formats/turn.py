@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
@@ -90,6 +90,11 @@ class WrittenGrammar(Grammar):
     @abstractmethod
     def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
         """Return a turn with calls, each given by its name and its arguments."""
+
+
+def join_lines(content: str, calls: Iterable[str]) -> str:
+    """Return a turn with each call on lines below its text, if it has one."""
+    return "\n".join(filter(None, (content, *calls)))
 
 
 @define

@@ -14,7 +14,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_a_chunk_has_a_size_in_bytes(spec):
-    """The vocabulary decides how many tokens fit; at least one does, and 0 stands for all."""
+    """The vocabulary decides how many tokens fit; at least one does, and 0 means all of them."""
     model = load_policy(PolicyConfig(device="cpu"), spec)
     model.config.vocab_size = 1 << 16
 

@@ -1,4 +1,4 @@
-"""Stages add up their seconds, and each has the memory of its own time, also one inside of another."""
+"""A stage meter adds up the seconds of each stage, and notes its peak of memory, for nested stages too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_meter_adds_up_stages():
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux sets a peak back")
 def test_memory_is_that_of_the_stage():
-    """A stage has the peak of its own body and of the stages in it, not of those before, between or after them."""
+    """A stage has the peak of its own body and of the stages in it; stages before and after it change nothing."""
     meter = StageMeter()
     with meter.stage("large"):
         use(512 * MIB)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import AddedToken, AutoConfig, AutoModelForCausalLM, AutoToken
 from transformers.utils import logging
 
 from turnwise.errors import ConfigError
-from turnwise.files import check_writable, partial_path, replace, share_weights
+from turnwise.files import atomic_folder, make_parents, share_weights
 from turnwise.models.finding import find_model
 from turnwise.models.location import ModelSource
 from turnwise_parallel_thinking.config import Tags
@@ -37,11 +36,16 @@ def add_tags(source: ModelSource, folder: Path, tags: Tags) -> dict[str, int]:
     Raises:
         ConfigError: the folder exists or cannot be written, there is no such model, or it has all tags.
     """
-    _check_target(folder)
+    if os.path.lexists(folder):
+        raise ConfigError(f"--to {folder}: exists; name another folder")
+    try:
+        make_parents(folder)
+    except OSError as error:
+        raise ConfigError(f"--to {folder}: {error.strerror}") from error
     found = find_model(source).folder
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it so
     try:
-        AutoConfig.from_pretrained(found)  # its error names what is missing; the tokenizer's may not
+        AutoConfig.from_pretrained(found)  # its error names the missing file; the tokenizer's may not
         tokenizer = AutoTokenizer.from_pretrained(found)
         pieces = find_pieces(tokenizer, tags)
         if not pieces:
@@ -55,15 +59,10 @@ def add_tags(source: ModelSource, folder: Path, tags: Tags) -> dict[str, int]:
     vocabulary = tokenizer.get_vocab()
     added = {text: int(vocabulary[text]) for text in pieces}
     embed({added[text]: ids for text, ids in pieces.items()}, model, len(tokenizer))
-    partial = partial_path(folder)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with atomic_folder(folder) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         share_weights(partial)
-        replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return added
 
 
@@ -93,13 +92,3 @@ def embed(pieces: Mapping[int, Sequence[int]], model: Any, num_tokens: int) -> N
                 rows = {token_id: tensor[list(ids)].float().mean(0) for token_id, ids in pieces.items()}
                 for token_id, row in rows.items():
                     tensor[token_id] = row.to(tensor.dtype)
-
-
-def _check_target(folder: Path) -> None:
-    if os.path.lexists(folder):
-        raise ConfigError(f"--to {folder}: exists; name another folder")
-    try:
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        check_writable(folder.absolute().parent)
-    except OSError as error:
-        raise ConfigError(f"--to {folder}: {error.strerror}") from error

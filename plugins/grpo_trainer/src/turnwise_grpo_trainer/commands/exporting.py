@@ -14,7 +14,7 @@ from attrs import evolve
 from turnwise import RunConfig
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
-from turnwise.files import check_writable, partial_path, replace
+from turnwise.files import atomic_folder, check_writable, make_parents
 from turnwise.protocols import ModelSpec
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner.lora import merged_weights, write_adapters
@@ -73,19 +73,16 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
         weights = {name: weight.to(policy.dtype) for name, weight in weights.items()}
     step = parse_step(checkpoint)
     progress = read_progress(checkpoint)
-    partial = partial_path(folder)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     adapters = train.lora is not None and not merge
-    if adapters:
-        write_adapters(policy, partial)
-        copy_tokenizer(Path(spec.path or "."), partial)
-    else:
-        write_model(policy, weights, Path(spec.path or "."), partial)
-    write_card(partial, run, dict(progress["validations"]), step, name=folder.name, adapters=adapters)
-    if folder.is_dir():
-        shutil.rmtree(folder)
-    replace(partial, folder)
+    with atomic_folder(folder) as partial:
+        if adapters:
+            write_adapters(policy, partial)
+            copy_tokenizer(Path(spec.path or "."), partial)
+        else:
+            write_model(policy, weights, Path(spec.path or "."), partial)
+        write_card(partial, run, dict(progress["validations"]), step, name=folder.name, adapters=adapters)
+        if folder.is_dir():
+            shutil.rmtree(folder)
     return step
 
 
@@ -103,9 +100,7 @@ def _check_target(folder: Path, *, overwrite: bool) -> None:
         if reason := _why_kept(folder):
             raise ConfigError(f"--to {folder}: stays, because it {reason}; name another folder")
     try:
-        parent = folder.absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        check_writable(parent)
+        make_parents(folder)
         if folder.is_dir():
             check_writable(folder)
     except OSError as error:

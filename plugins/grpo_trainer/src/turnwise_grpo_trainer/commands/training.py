@@ -8,7 +8,7 @@ from typing import Final
 
 from turnwise import RolloutManager
 from turnwise.console import Console
-from turnwise.files import write_text
+from turnwise.files import atomic_folder, write_text
 from turnwise_engine_support.devices import check_device
 from turnwise_grpo_trainer.build import build_loop, build_trainer
 from turnwise_grpo_trainer.loop.checkpoints import (
@@ -17,7 +17,7 @@ from turnwise_grpo_trainer.loop.checkpoints import (
     CheckpointStore,
     check_checkpoint,
     parse_step,
-    whole_folder,
+    replace_folder,
 )
 from turnwise_grpo_trainer.loop.interrupts import handle_signals
 from turnwise_grpo_trainer.loop.loop import TrainLoop
@@ -106,7 +106,7 @@ def _export_model(loop: TrainLoop, out: Path) -> None:
         loop.trainer.load(best / MODELS_FOLDER)
         step = parse_step(best)
     # A reader of the folder finds the whole model or none.
-    with whole_folder(out / MODEL_FOLDER) as partial:
+    with atomic_folder(out / MODEL_FOLDER, replace_folder) as partial:
         loop.trainer.export(partial)
         write_card(partial, loop.setup.run, loop.validations, step, name=out.name)
 

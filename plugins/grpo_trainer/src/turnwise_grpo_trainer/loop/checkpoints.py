@@ -13,8 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -23,7 +22,7 @@ from attrs import frozen
 
 from turnwise import EpisodeResult, UnfinishedEpisode
 from turnwise.errors import ConfigError
-from turnwise.files import PARTIAL, partial_path, replace
+from turnwise.files import PARTIAL, atomic_folder, replace
 from turnwise_grpo_trainer.loop.checksums import CHECKSUMS_FILE, check_files, write_checksums
 from turnwise_result_files import TrajectoryWriter, load_unfinished, read_results, save_unfinished
 
@@ -141,8 +140,8 @@ class CheckpointStore:
     def save(self, training: Checkpointable) -> Path:
         """Write a checkpoint, then remove old ones; return its folder."""
         folder = self.folder_of(training.step)
-        self.folder.mkdir(exist_ok=True)  # not with its parents, see `whole_folder`
-        with whole_folder(folder) as partial:
+        self.folder.mkdir(exist_ok=True)  # not with its parents, see `atomic_folder`
+        with atomic_folder(folder, replace_folder) as partial:
             training.save_models(partial / MODELS_FOLDER)
             state = training.state_dict()
             progress = state.progress | {"kept_step": training.kept_step, "has_checksums": True}
@@ -262,24 +261,6 @@ _PROGRESS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     **{name: ("an object", lambda value: isinstance(value, dict)) for name in ("buffer", "health", "source")},
 }
 """Values of `loop.json` by key."""
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """
-    Write a folder whole or not at all: yield a temporary one, which gets its name, or is removed after an error.
-
-    Its parents must exist: a folder of a training that was removed would come back with a part of the training.
-    """
-    partial = partial_path(folder)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-        replace_folder(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def replace_folder(partial: Path, folder: Path) -> None:

@@ -265,7 +265,7 @@ class TrainLoop:
         self._waiting_metrics = meter.metrics()
 
     def log_end(self, metrics: Mapping[str, float]) -> None:
-        """Log what was measured after the last step, with the costs of the last checkpoint."""
+        """Log the metrics that follow the last step, with the costs of the last checkpoint."""
         self.log.write(self.step, self._waiting_metrics | dict(metrics))
 
     def _save_after_error(self) -> None:

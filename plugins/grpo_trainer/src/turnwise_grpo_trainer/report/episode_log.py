@@ -75,7 +75,7 @@ class EpisodeLog:
     @contextmanager
     def _writing(self, path: Path, **options: Any) -> Iterator[TrajectoryWriter]:
         """Open a file for episodes; a full disk leaves no half file, because a resumed training writes it again."""
-        self.folder.mkdir(exist_ok=True)  # not with its parents, see `whole_folder`
+        self.folder.mkdir(exist_ok=True)  # not with its parents, see `atomic_folder`
         try:
             with TrajectoryWriter(path, decode=self.decode, **options) as writer:
                 yield writer

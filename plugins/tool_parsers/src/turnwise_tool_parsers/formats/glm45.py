@@ -19,7 +19,7 @@ from typing import Any
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, join_lines
 
 _CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"
 _NAME = re.compile(r"\s*+([^<>\n]{1,256})")
@@ -44,7 +44,7 @@ class Glm45(WrittenGrammar):
     )
 
     def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
-        return "\n".join(filter(None, (content, *(self._write_call(name, arguments) for name, arguments in calls))))
+        return join_lines(content, (self._write_call(name, arguments) for name, arguments in calls))
 
     def _write_call(self, name: str, arguments: JsonObject) -> str:
         texts = {key: value if isinstance(value, str) else dump_json(value) for key, value in arguments.items()}

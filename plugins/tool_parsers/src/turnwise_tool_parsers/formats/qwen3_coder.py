@@ -21,7 +21,7 @@ from typing import Any
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, join_lines
 
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION_CLOSE, _PARAMETER_CLOSE = "</function>", "</parameter>"
@@ -46,7 +46,7 @@ class Qwen3Coder(WrittenGrammar):
     )
 
     def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
-        return "\n".join(filter(None, (content, *(self._write_call(name, arguments) for name, arguments in calls))))
+        return join_lines(content, (self._write_call(name, arguments) for name, arguments in calls))
 
     def _write_call(self, name: str, arguments: JsonObject) -> str:
         elements = [

@@ -1,4 +1,4 @@
-"""Records of a few tokens, their episodes, and the equality of batches, for tests of what is made of episodes."""
+"""Small records, their episodes and a comparison of batches, for tests of code that reads episodes."""
 
 from __future__ import annotations
 

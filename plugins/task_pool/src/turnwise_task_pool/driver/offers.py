@@ -174,7 +174,7 @@ class Offers:
             del self._by_key[task.uid, task.global_step, task.rollouts[0]]
 
     async def open(self, lease: Lease) -> JsonDict | None:
-        """Open the session of a new lease; return the access to it, or None when nobody waits for its rollout."""
+        """Open the session of a new lease; return the access to it, or None when no episode waits for it."""
         found = self._by_key.get((lease.uid, lease.global_step, lease.rollout_n))
         if found is None:
             return None

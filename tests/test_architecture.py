@@ -63,6 +63,7 @@ PUBLIC = (
     "protocols",
     "record",
     "sampling",
+    "task_tools",
     "terminal",
     "threads",
     "types",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final
 
@@ -15,6 +15,8 @@ UNNAMED_CALL: Final = "malformed_call"
 """Name of a call whose name cannot be read: clients and templates refuse an empty one, and no tool has this one."""
 record_metric: Final[ContextVar[Callable[[str, float], None]]] = ContextVar("record_metric")
 """Adds to a metric of the episode that the running task belongs to, for chats, which know no episode."""
+MAX_TOOL_NAME: Final = 64
+"""Characters of a tool's name in error texts; a model may write megabytes there."""
 LONG_CHARS: Final = 1 << 14
 """Characters from which `encode_beside_loop` uses a thread: templates and tokenizers take 5 to 10 ms for them."""
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -34,6 +36,11 @@ def name_call(turn: int, index: int) -> str:
 def format_arguments(call: ToolCall) -> str:
     """Return the arguments of a call as text; for a malformed call this is the sampled text."""
     return call.raw if call.error else _ENCODER.encode(dict(call.arguments))
+
+
+def unknown_tool(name: str, known: Iterable[str]) -> str:
+    """Return the text for a model that called a tool which it does not have."""
+    return f"Error: there is no tool {name[:MAX_TOOL_NAME]!r}; the tools are: {', '.join(known) or 'none'}"
 
 
 def build_turn_message(

@@ -11,7 +11,8 @@ import inspect
 import math
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ from turnwise.record.limit import ReachedLimit
 from turnwise.record.result import EpisodeResult, as_score, token_scores, total_score
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
+from turnwise.task_tools import read_task_tools
 from turnwise.threads import in_thread
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
@@ -46,6 +48,7 @@ from turnwise.types import (
     Score,
     State,
     Status,
+    ToolSchema,
 )
 
 _SCORED = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
@@ -180,7 +183,10 @@ async def _check_conversation(episode: LiveEpisode, program: EpisodeProgram) -> 
         return
     if COMPARED_METRIC in episode.counters.extra:  # an agent with several conversations has compared them itself
         return
-    tools = [] if program.tools is None else program.tools.schemas
+    tools: Sequence[ToolSchema] = () if program.tools is None else program.tools.schemas
+    with suppress(DataError):  # of another column of this name, which the agent of this episode does not read
+        own = read_task_tools(episode.task)
+        tools = tools if own is None else own
     number = episode.task.sample_index + episode.rollout_n
     # In a thread: it renders a conversation several times.
     found = await in_thread(partial(chat.check_conversation, number, tuple(episode.messages), tools), {})

@@ -32,13 +32,14 @@ from turnwise.episode.timer import EpisodeTimer
 from turnwise.episode.user_session import UserSession
 from turnwise.errors import ConfigError, Owner, TrajectoryError, boundary
 from turnwise.layout import Objective
+from turnwise.messages import MAX_TOOL_NAME
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ReachedLimit, Room
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
-from turnwise.tools.session import MAX_NAME, ToolSession
+from turnwise.tools.session import ToolSession
 from turnwise.types import (
     Capabilities,
     FinishReason,
@@ -384,7 +385,7 @@ class LiveEpisode:
     async def _run_tool(self, call: ToolCall) -> ToolResult:
         if self.tools is None:
             return ToolResult(text=f"Error: there is no tool {call.name!r}: this run has no tools", error=True)
-        code, name = self.tools.call(call), f"tool {call.name[:MAX_NAME]!r}"
+        code, name = self.tools.call(call), f"tool {call.name[:MAX_TOOL_NAME]!r}"
         try:
             return await self.contain(code, "tool", name).wait(self.limits.tool_call_s)
         except TimeoutError:

@@ -17,12 +17,10 @@ import structlog
 from attrs import define, evolve, field
 
 from turnwise.errors import EngineError, InfrastructureError, ToolError, is_cancelled
+from turnwise.messages import unknown_tool
 from turnwise.protocols import Interaction, Tool
 from turnwise.tools.schema import CompiledSchema
 from turnwise.types import JsonDict, JsonObject, Task, ToolCall, ToolResult, copy_json
-
-MAX_NAME: Final = 64
-"""Characters of a tool's name in error texts; a model may write megabytes there."""
 
 SUSPENDING: Final = ("suspend", "restore")
 """The methods of `Suspendable`."""
@@ -143,8 +141,7 @@ class ToolSession:
             return call.error
         compiled = self._compiled.get(call.name)
         if compiled is None:
-            known = ", ".join(self._tools) or "none"
-            return f"Error: there is no tool {call.name[:MAX_NAME]!r}; the tools are: {known}"
+            return unknown_tool(call.name, self._tools)
         complaint = compiled.complaint(call.arguments)
         return f"Error: the arguments of {call.name!r} do not fit: {complaint}" if complaint else ""
 

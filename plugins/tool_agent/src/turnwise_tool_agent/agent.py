@@ -7,21 +7,25 @@ record and `Episode.memory`, which holds JSON values:
     assistant_turns, user_turns     counts so far
     tool_rewards, turn_rewards      rewards of tool calls, and of turns of the simulated user
     calls                           calls of the last turn that have no response yet
-    ended_by                        "answer", "interaction", "max_assistant_turns" or "max_user_turns"
+    ended_by                        "answer", "calls", "interaction", "max_assistant_turns" or "max_user_turns"
+
+A task may bring its own tools, see `turnwise.task_tools`. A call of one that the run cannot execute ends the episode
+by "calls".
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, Task, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
-from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop, name_call
+from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop, name_call, unknown_tool
 from turnwise.naming import name_calls
-from turnwise.types import TokenArray
+from turnwise.task_tools import parse_turn, read_task_tools
+from turnwise.types import TokenArray, ToolSchema
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_agent.truncation import truncate
 
@@ -52,18 +56,17 @@ class ToolAgent:
         self._parser = resources.parser
         self._split = None if resources.reasoning is None else resources.reasoning.split
         self._schemas = resources.tool_schemas
-        self._shown = () if config.tools_in_prompt else self._schemas
+        self._names = frozenset(resources.tools)
         self._has_user = resources.interaction is not None
-        self._check_tools()
+        if self._schemas and not config.tools_in_prompt:
+            self._check_tools(self._schemas)
         if config.max_assistant_turns != 1:
             self._check_template()
 
-    def _check_tools(self) -> None:
+    def _check_tools(self, tools: Sequence[ToolSchema]) -> None:
         """Raise `ConfigError` if the template shows no tools: the model would never call one."""
-        if not self._shown:
-            return
         try:
-            self._chat.prompt([{"role": "user", "content": "?"}], self._shown)
+            self._chat.prompt([{"role": "user", "content": "?"}], tools)
         except TemplateError as error:
             hint = "or name a template in model.chat_template, or set tools_in_prompt if the tasks describe the tools"
             raise ConfigError(f"agent 'tool_agent': {error}; {hint}") from error
@@ -77,12 +80,30 @@ class ToolAgent:
             messages.append({"role": "user", "content": ""})
         try:
             for message in messages:
-                self._delta([message], self._chat.stop_token_ids[0])
+                self._chat.delta([message], self._chat.stop_token_ids[0], with_tools=bool(self._schemas))
         except TemplateError as error:
             raise ConfigError(f"agent 'tool_agent': {error}") from error
 
-    def _delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
-        return self._chat.delta(messages, last_token_id, with_tools=bool(self._schemas))
+    def _tools_of(self, task: Task) -> tuple[ToolSchema, ...]:
+        """Return the tools of a task: its own, or those of the run."""
+        own = read_task_tools(task)
+        if own and self._parser is None:
+            raise ConfigError(
+                f"agent 'tool_agent' cannot find calls of the tools that task {task.uid!r} (row {task.sample_index})"
+                " brings: set parser in the config, such as 'hermes'"
+            )
+        return self._schemas if own is None else own
+
+    def _prompt(self, messages: Sequence[Message], task: Task) -> TokenArray:
+        tools = self._tools_of(task)
+        if not tools or self._config.tools_in_prompt:
+            return self._chat.prompt(messages)
+        try:
+            return self._chat.prompt(messages, tools)
+        except TemplateError:
+            # A template that shows no tools fails all tasks, so it ends the run; a message of this task fails it alone.
+            self._check_tools(tools)
+            raise
 
     async def step(self, episode: Episode) -> State:
         match episode.state:
@@ -100,14 +121,14 @@ class ToolAgent:
         messages = episode.messages
         self._add_system_prompt(messages)
         episode.memory.update(assistant_turns=0, user_turns=0, tool_rewards=[], turn_rewards=[], calls=[])
-        episode.begin(await encode_beside_loop(messages, partial(self._chat.prompt, messages, self._shown)))
+        episode.begin(await encode_beside_loop(messages, partial(self._prompt, messages, episode.task)))
         return State.GENERATING
 
     def first_prompt(self, task: Task) -> TokenArray:
         """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
         messages = list(task.messages)
         self._add_system_prompt(messages)
-        return self._chat.prompt(messages, self._shown)
+        return self._prompt(messages, task)
 
     def _add_system_prompt(self, messages: list[Message]) -> None:
         system_prompt = self._config.system_prompt
@@ -118,20 +139,24 @@ class ToolAgent:
         result = await episode.generate()
         memory = episode.memory
         memory["assistant_turns"] += 1
-        content, calls = self._parse_turn(result.token_ids)
+        content, calls = self._parse_turn(result.token_ids, episode.task)
         ids = name_calls(calls, memory["assistant_turns"], self._chat, episode.messages)
         memory["calls"] = [_to_notes(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
         episode.messages.append(build_turn_message(content, calls, ids, self._split))
         return self._next_state(episode)
 
-    def _parse_turn(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
-        return (self._chat.text(token_ids), ()) if self._parser is None else self._parser.parse(token_ids)
+    def _parse_turn(self, token_ids: TokenArray, task: Task) -> tuple[str, Sequence[ToolCall]]:
+        if self._parser is None:
+            return self._chat.text(token_ids), ()
+        return parse_turn(self._parser, token_ids, self._tools_of(task))
 
     def _next_state(self, episode: Episode) -> State:
         """Decide after a turn whether tools run, the user replies, or the episode ends."""
         memory, config = episode.memory, self._config
         if not memory["calls"] and not self._has_user:
             return _end(memory, "answer")
+        if self._calls_outside(memory["calls"], episode.task):
+            return _end(memory, "calls")
         if config.max_assistant_turns is not None and memory["assistant_turns"] >= config.max_assistant_turns:
             return _end_at_limit(episode, "max_assistant_turns", config.max_assistant_turns)
         if config.max_user_turns is not None and memory["user_turns"] >= config.max_user_turns:
@@ -141,23 +166,37 @@ class ToolAgent:
             raise BudgetExhausted("no token is left for a response to the model's turn")
         return State.PROCESSING_TOOLS if memory["calls"] else State.INTERACTING
 
+    def _calls_outside(self, calls: Sequence[Mapping[str, Any]], task: Task) -> bool:
+        """Return whether a turn calls a tool of its task that the run cannot execute, or nothing that it can."""
+        own = read_task_tools(task)
+        if not calls or own is None:
+            return False
+        names = {schema["function"]["name"] for schema in own}
+        outside = names - self._names
+        return outside == names or any(call["name"] in outside for call in calls)
+
     async def _process_tools(self, episode: Episode) -> State:
         calls = episode.memory["calls"]
         if len(calls) > self._config.max_parallel_calls:
             episode.record_metric("max_parallel_calls_hit", 1)
-        results = await self._run(episode, [self._limited_call(call, index) for index, call in enumerate(calls)])
+        results = await self._run(episode, [*self._limited_calls(calls, episode.task)])
         episode.memory["tool_rewards"] += [result.reward for result in results if result.reward is not None]
         shown = self._limit_responses(results)
         messages = [self._tool_message(call, result) for call, result in zip(calls, shown, strict=False)]
         return await self._continue(episode, messages)
 
-    def _limited_call(self, call: Mapping[str, Any], index: int) -> ToolCall:
-        limit = self._config.max_parallel_calls
-        error = call["error"]
-        if index >= limit and not error:
-            error = f"Error: this call was not run: {_too_many(limit)}"
-        sampled = call.get("sampled_id")
-        return ToolCall(name=call["name"], arguments=call["arguments"], error=error, raw=call["raw"], id=sampled)
+    def _limited_calls(self, calls: Sequence[Mapping[str, Any]], task: Task) -> Iterator[ToolCall]:
+        """Yield the calls of a turn; each that must not run has an error."""
+        limit, own = self._config.max_parallel_calls, read_task_tools(task)
+        shown = None if own is None else [schema["function"]["name"] for schema in own]
+        for index, call in enumerate(calls):
+            error = call["error"]
+            if not error and shown is not None and call["name"] not in shown:
+                error = unknown_tool(call["name"], shown)
+            if not error and index >= limit:
+                error = f"Error: this call was not run: {_too_many(limit)}"
+            sampled = call.get("sampled_id")
+            yield ToolCall(name=call["name"], arguments=call["arguments"], error=error, raw=call["raw"], id=sampled)
 
     async def _run(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
         if len(calls) == 1:
@@ -194,7 +233,10 @@ class ToolAgent:
         """Append messages after the model's turn. If they leave no room for another turn, the episode ends instead."""
         # `observe` raises when there is no room, before the messages are changed.
         last_token_id = int(episode.trajectory.input_ids[-1])
-        added = await encode_beside_loop(messages, partial(self._delta, messages, last_token_id))
+        with_tools = bool(self._tools_of(episode.task))
+        added = await encode_beside_loop(
+            messages, partial(self._chat.delta, messages, last_token_id, with_tools=with_tools)
+        )
         episode.observe(added)
         if messages[0]["role"] == "tool":
             episode.record_metric("tool_output_tokens", len(added))

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
 
 from attrs import define, field, frozen
 
 from turnwise import Chat, GenerateResult, Message, ToolCall, ToolParser
 from turnwise.messages import UNNAMED_CALL, format_arguments
 from turnwise.naming import candidate_ids, ids_of_calls, sampled_id
-from turnwise.types import TokenArray, ToolSchema
+from turnwise.task_tools import parse_turn
+from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
 from turnwise_gateway.session.drafts import GrowingText, Settle, TurnDraft, find_settling_parser
 from turnwise_gateway.tree.messages import Split
-
-
-class RequestParser(Protocol):
-    """A tool parser that reads a turn by the tools of a request; programs bring tools that the run does not have."""
-
-    def parse_for(self, token_ids: TokenArray, tools: Sequence[ToolSchema]) -> tuple[str, Sequence[ToolCall]]:
-        """Return the text and the calls of a turn, as `ToolParser.parse`."""
 
 
 @frozen(kw_only=True)
@@ -186,16 +179,6 @@ class TurnReader:
         decode = self.chat.tokenizer.decode
         end = decode(token_ids).find(reasoning) + len(reasoning)
         return bisect_left(range(len(token_ids)), end, key=lambda num_tokens: len(decode(token_ids[:num_tokens])))
-
-
-def parse_turn(
-    parser: ToolParser, token_ids: TokenArray, tools: Sequence[ToolSchema]
-) -> tuple[str, Sequence[ToolCall]]:
-    """Return the text and the calls of a turn, its arguments with the types of the request's tools if possible."""
-    # A method of the class, as in `find_settling_parser`: a wrapper changes what `parse` returns.
-    if callable(getattr(type(parser), "parse_for", None)):
-        return cast(RequestParser, parser).parse_for(token_ids, tools)
-    return parser.parse(token_ids)
 
 
 def _openai_call(call: ToolCall, call_id: str) -> CallOfTool:

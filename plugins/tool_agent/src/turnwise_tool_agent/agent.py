@@ -85,7 +85,7 @@ class ToolAgent:
             raise ConfigError(f"agent 'tool_agent': {error}") from error
 
     def _tools_of(self, task: Task) -> tuple[ToolSchema, ...]:
-        """Return the tools of a task: its own, or those of the run."""
+        """Return the tools of a task: its own, or the run's."""
         own = read_task_tools(task)
         if own and self._parser is None:
             raise ConfigError(

@@ -255,6 +255,7 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "rollout.validation_sampling.extra={'min_p': 0.1}": {"engine": {"name": "matrix"}},
     "rollout.validation=True": {"data": {"validation_path": "data.jsonl"}},
     "rewards/reasoning_gym": {"data": {"path": "reasoning_gym:chain_sum?size=2"}},  # it scores its own tasks alone
+    "rewards/bfcl": {"data": {"path": "bfcl.jsonl"}},  # as the one above
     "modules=['matrix_code']": {"reward": {"name": "matrix_code:score"}},
     "modules=['./own.py']": {"reward": {"name": "./own.py:score"}},
     "agents/environment": {"agent": {"environment": "guess_number"}},

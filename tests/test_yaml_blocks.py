@@ -90,6 +90,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "examples/from_verl/before/tools.yaml": (_CLASSES, _TOOLS),
     "examples/coding_cli/rollout.yaml": ("model.path: there is no directory", _MODEL),
     "examples/real_single_turn.yaml": ("model.path: there is no file", _MODEL),
+    "examples/bfcl.yaml": ("model.path: there is no file", _MODEL),
     "examples/real_tools.yaml": ("model.path: there is no file", _MODEL),
     "examples/train_real.yaml": ("model.path: there is no file", _MODEL),
 }

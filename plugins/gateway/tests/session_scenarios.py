@@ -142,6 +142,7 @@ class Sessions:
             chat=probe.chat,
             parser=probe.resources.parser,
             split=self.parts.get("split", split_think),
+            template_options=self.parts.get("template_options", {}),
             options=SessionOptions(**options),
         )
         agent = ScenarioAgent(scenario, parts)

@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from turnwise import Message, ToolCall, ToolResult
 from turnwise.types import FloatArray, TokenArray, ToolSchema
+from turnwise_gateway.constraint import Constraint as Constraint  # a part of this interface
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.refusal import CallRefusedError as CallRefusedError  # a part of this interface
 
@@ -48,10 +49,12 @@ class ModelCall:
             assistant message may have `reasoning_content`, and `tool_calls` with `id` and `function` of `name` and
             `arguments` (text); a tool message has `tool_call_id`. Nothing else of the request is in them.
         tools: in the form of Chat Completions; order as sent.
-        tool_choice: `required` is served like `auto` and counted.
+        tool_choice: `required` is served like `auto`, and is one of the constraints.
+        constraints: forms of the turn that the agent asks for.
         max_tokens: of this turn; None leaves it to the budget.
         stop: strings that end the turn.
         requested_sampling: sampling parameters that the agent asked for, by their names in `SamplingParams`.
+        template_options: options of the chat template that the agent asks for, by their paths in the request.
         logprobs: the reply carries log-probabilities.
         stream: the reply is sent as server-sent events.
         digest: of the body without `stream` and `stream_options`; equal requests have equal digests.
@@ -68,9 +71,11 @@ class ModelCall:
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
     tool_choice: ToolChoice = "auto"
+    constraints: tuple[Constraint, ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     requested_sampling: Mapping[str, float | int] = field(factory=dict)
+    template_options: Mapping[str, Any] = field(factory=dict)
     logprobs: bool = False
     stream: bool = False
     digest: str = ""

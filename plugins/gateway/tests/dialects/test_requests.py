@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from real_requests import TOOLS
 
-from turnwise_gateway.calls import CallOfTool, CallRefusedError
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, Constraint
 from turnwise_gateway.dialects import find_dialect, read_exchange
 
 USER = {"role": "user", "content": "Hi."}
@@ -93,54 +94,21 @@ def test_honoured_fields(dialect, body, expected):
     assert () == call.ignored
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("n", 2),
-        ("frequency_penalty", 0.1),
-        ("presence_penalty", -1),
-        ("logit_bias", {"5": 1}),
-        ("min_p", 0.1),
-        ("response_format", {"type": "json_object"}),
-        ("repetition_penalty", 1.1),
-        ("guided_json", {}),
-        ("functions", [{}]),
-        ("modalities", ["text", "audio"]),
-        ("min_tokens", 3),
-        ("output_format", {}),
-    ],
-)
-def test_fields_that_change_sampling_are_refused(dialect, name, value):
-    """Such a field is refused by its name, and its neutral value is not."""
-    error = refusal(dialect, **{name: value})
-
-    assert ("unsupported", name) == (error.kind, error.param)
-    assert name in error.message
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_neutral_values_are_served(dialect):
-    """Values that change nothing, and null, are accepted."""
-    call = read(dialect, n=1, frequency_penalty=0, logit_bias={}, response_format={"type": "text"}, functions=None)
-
-    assert () == call.ignored
-
-
 @pytest.mark.parametrize(
     ("dialect", "body", "param"),
     [
-        ("chat", {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
-        ("chat", {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
-        ("messages", {"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
-        ("messages", {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ("chat", {"tool_choice": {"type": "custom", "custom": {"name": "add"}}}, "tool_choice"),
+        ("chat", {"tool_choice": "maybe"}, "tool_choice"),
+        ("chat", {"response_format": {"type": "structural_tag"}}, "response_format"),
+        ("messages", {"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice"),
+        ("messages", {"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
         ("messages", {"messages": [USER, {"role": "assistant", "content": "I"}]}, "messages"),
-        ("responses", {"tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
+        ("responses", {"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"conversation": "conv_1"}, "conversation"),
         ("responses", {"prompt": {"id": "p"}}, "prompt"),
         ("responses", {"background": True}, "background"),
-        ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ("responses", {"text": {"format": {"type": "grammar"}}}, "text.format"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         (
@@ -200,7 +168,24 @@ def test_unsupported_requests_are_refused(dialect, body, param):
         ("chat", {"stream_options": 5}, "stream_options"),
         ("chat", {"tools": {}}, "tools"),
         ("chat", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
-        ("chat", {"tool_choice": "maybe"}, "tool_choice"),
+        ("chat", {"tool_choice": 5}, "tool_choice"),
+        ("chat", {"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice.function"),
+        ("chat", {"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [TOOL]}, "tool_choice"),
+        ("chat", {"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        (
+            "chat",
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        ("chat", {"response_format": "json"}, "response_format"),
+        ("chat", {"response_format": {}}, "response_format.type"),
+        ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ("chat", {"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ("chat", {"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ("chat", {"enable_thinking": "no"}, "enable_thinking"),
+        ("messages", {"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
+        ("messages", {"output_format": {}}, "output_format.type"),
+        ("responses", {"text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),
         ("messages", {"max_tokens": None}, "max_tokens"),
         ("messages", {"messages": None}, "messages"),
         ("messages", {"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
@@ -227,8 +212,8 @@ def test_wrong_requests_are_refused(dialect, body, param):
     [
         (
             "chat",
-            {"user": "a", "metadata": {}, "parallel_tool_calls": False, "unheard_of": 1, "store": None},
-            ("metadata", "parallel_tool_calls", "unheard_of", "user"),
+            {"user": "a", "metadata": {}, "unheard_of": 1, "store": None},
+            ("metadata", "unheard_of", "user"),
         ),
         ("chat", {"tools": [{"type": "custom", "custom": {"name": "a"}}, TOOL]}, ("tools.custom",)),
         ("chat", {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, ("tools.strict",)),
@@ -245,11 +230,7 @@ def test_wrong_requests_are_refused(dialect, body, param):
         ),
         ("responses", {"store": False, "truncation": "auto"}, ("store", "truncation")),
         ("responses", {"text": {"verbosity": "low"}}, ("text.verbosity",)),
-        (
-            "messages",
-            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-            ("tool_choice.disable_parallel_tool_use",),
-        ),
+        ("chat", {"tool_choice": {"type": "auto", "unheard_of": 1}}, ("tool_choice.unheard_of",)),
         ("chat", {"stream_options": {"include_obfuscation": False}}, ("stream_options.include_obfuscation",)),
         (
             "responses",
@@ -262,6 +243,85 @@ def test_wrong_requests_are_refused(dialect, body, param):
 def test_other_fields_are_counted(dialect, body, ignored):
     """Fields without effect, unknown ones and tools of servers are accepted and counted."""
     assert ignored == read(dialect, **body).ignored
+
+
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}}
+ONE = {
+    "chat": {"type": "function", "function": {"name": "add"}},
+    "messages": {"type": "tool", "name": "add"},
+    "responses": {"type": "function", "name": "add"},
+}
+SOME = {
+    "chat": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [ONE["chat"]]}},
+    "responses": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, ONE["responses"]]},
+}
+MATH = [{"type": "namespace", "name": "math", "tools": [{"type": "function", "name": "add"}]}]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "constraint"),
+    [
+        ("chat", {"response_format": {"type": "json_object"}}, Constraint(kind="json_object", param="response_format")),
+        (
+            "chat",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+            Constraint(kind="json_schema", param="response_format", schema=SCHEMA),
+        ),
+        (
+            "messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            Constraint(kind="json_schema", param="output_config.format", schema=SCHEMA),
+        ),
+        (
+            "messages",
+            {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+            Constraint(kind="json_schema", param="output_format", schema=SCHEMA),
+        ),
+        (
+            "responses",
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
+            Constraint(kind="json_schema", param="text.format", schema=SCHEMA),
+        ),
+        (
+            "responses",
+            {"text": {"format": {"type": "json_object"}}},
+            Constraint(kind="json_object", param="text.format"),
+        ),
+        *(
+            (
+                name,
+                {"tools": TOOLS[name], "tool_choice": ONE[name]},
+                Constraint(kind="named", param="tool_choice", tools=("add",)),
+            )
+            for name in DIALECTS
+        ),
+        *(
+            (
+                name,
+                {"tools": TOOLS[name], "tool_choice": SOME[name]},
+                Constraint(kind="allowed", param="tool_choice", tools=("add",)),
+            )
+            for name in SOME
+        ),
+        (
+            "responses",
+            {"tools": MATH, "tool_choice": ONE["responses"]},
+            Constraint(kind="named", param="tool_choice", tools=("add",)),
+        ),
+        ("chat", {"tool_choice": "required"}, Constraint(kind="required", param="tool_choice")),
+        ("chat", {"parallel_tool_calls": False}, Constraint(kind="one_call", param="parallel_tool_calls")),
+        (
+            "messages",
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            Constraint(kind="one_call", param="tool_choice.disable_parallel_tool_use"),
+        ),
+    ],
+)
+def test_forms_of_the_turn_are_constraints(dialect, body, constraint):
+    """A format, a tool by name and the like are read with their schema and names, and are not ignored."""
+    call = read(dialect, **body)
+
+    assert ((constraint,), ()) == (call.constraints, call.ignored)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

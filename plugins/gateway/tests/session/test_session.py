@@ -11,7 +11,7 @@ from session_scenarios import ADD, Sessions, as_message, make_call, results_of, 
 from turnwise import Status
 from turnwise.record.columns import Origin
 from turnwise.types import Capabilities
-from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.calls import CallRefusedError, Constraint
 from turnwise_testing.engines.scripted import Failure, ScriptedEngine
 
 CALLING = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
@@ -597,11 +597,11 @@ def test_wishes_and_ignored_fields_are_counted():
             user("Question 0?"),
             requested_sampling={"temperature": 0.1},
             ignored=("user",),
-            tool_choice="required",
+            constraints=(Constraint(kind="required", param="tool_choice"),),
         )
 
     counts = run(converse).counts
-    assert (1, 1, 1) == (counts["ignored_temperature"], counts["ignored_user"], counts["tool_choice_required"])
+    assert (1, 1, 1) == (counts["ignored_temperature"], counts["ignored_user"], counts["wished_tool_choice_required"])
 
 
 def test_hidden_tools_are_not_in_the_prompt():

@@ -55,6 +55,7 @@ def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
         settle=getattr(reasoning, "settled", None),
         tools=resources.tool_schemas,
         seed=resources.seed,
+        template_options=resources.model.template_options,
         options=config,
     )
 

@@ -9,23 +9,30 @@ from attrs import define, field
 
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
-from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice, Usage
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, Usage
+from turnwise_gateway.dialects.constraints import ChoiceForms, read_format, read_parallel
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_openai_error
 from turnwise_gateway.dialects.exchange import Exchange, Received, list_logprobs, list_texts, write_event
+from turnwise_gateway.dialects.field_tables import CHAT_FIELDS
 from turnwise_gateway.dialects.fields import (
     Fields,
     describe_tool,
-    read_choice,
     read_parts,
     read_requested_sampling,
+    read_template_options,
     refuse,
     refuse_unsupported,
 )
 
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
-_CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "none": "none", "required": "required"}
+_CHOICES: Final = ChoiceForms(
+    words={"auto": "auto", "none": "none", "required": "required"},
+    named="function",
+    holder="function",
+    allowed="allowed_tools",
+)
 
 
 @define
@@ -138,17 +145,25 @@ def _write_usage(usage: Usage) -> JsonDict:
 
 def _read_request(received: Received) -> ChatExchange:
     request = Fields(received.body.values)
-    request.refuse_sampling_fields()
+    request.refuse_fields(CHAT_FIELDS.refused)
     options = request.object("stream_options") or Fields({})
     ignored: set[str] = set()
+    tools = received.read_field(request, "tools", _read_tools, ignored)
+    choice, constraints = _CHOICES.read(request, tools, ignored)
     call = ModelCall(
         dialect=CHAT.name,
         messages=_read_messages(received, request, ignored),
-        tools=received.read_field(request, "tools", _read_tools, ignored),
-        tool_choice=read_choice(request, _CHOICES),
+        tools=tools,
+        tool_choice=choice,
+        constraints=(
+            *constraints,
+            *read_parallel(request, "parallel_tool_calls", is_one=False),
+            *read_format(request, "response_format", "json_schema"),
+        ),
         max_tokens=_read_max_tokens(request),
         stop=request.texts("stop"),
         requested_sampling=read_requested_sampling(request),
+        template_options=read_template_options(request),
         logprobs=request.flag("logprobs"),
         stream=request.flag("stream"),
         model=request.short_text("model"),
@@ -228,6 +243,7 @@ def _read_tools(request: Fields, ignored: set[str]) -> tuple[ToolSchema, ...]:
 CHAT: Final = Dialect(
     name="chat",
     path="v1/chat/completions",
+    fields=CHAT_FIELDS,
     list_key="messages",
     id_prefix="chatcmpl-",
     finishes={"stop": "stop", "length": "length", "tool_calls": "tool_calls"},

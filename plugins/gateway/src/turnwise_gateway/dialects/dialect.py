@@ -9,6 +9,7 @@ from attrs import field, frozen
 from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallRefusedError, Finish, ModelCall, SessionBackend
 from turnwise_gateway.dialects.exchange import Exchange, Received
+from turnwise_gateway.dialects.field_rules import FieldTable
 
 Question = Callable[[SessionBackend, ModelCall], Awaitable[JsonDict]]
 """Returns the body of a response from a call that is not made."""
@@ -24,6 +25,7 @@ class Dialect:
         path: of calls, below the base URL.
         questions: answers to requests about a call, such as its number of tokens, by their paths.
         header: sent by its clients alone, in lower case; None if they send none.
+        fields: the effect of each field of a request.
         list_key: field of a request with the items of its conversation.
         id_prefix: in its replies, before the id of a turn.
         finishes: word for each reason for the end of a turn.
@@ -35,6 +37,7 @@ class Dialect:
     path: str
     questions: Mapping[str, Question] = field(factory=dict)
     header: str | None = None
+    fields: FieldTable
     list_key: str
     id_prefix: str
     finishes: Mapping[Finish, str]

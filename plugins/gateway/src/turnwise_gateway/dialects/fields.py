@@ -6,48 +6,21 @@ Every field of a request is honoured, refused by name, or counted as ignored. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
 from attrs import field, frozen
 
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import CallRefusedError, ToolChoice
+from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.dialects.field_rules import FieldRule
 
 MAX_INTEGER: Final = 2**63 - 1
 MAX_TEXTS: Final = 64
 """Most strings of a list such as `stop`: each of them is looked for in every sampled token."""
 MAX_NAME_CHARS: Final = 256
 """Longest name of a model, which every part of a stream repeats, and longest string of a list such as `stop`."""
-
-NO_OP_VALUES: Final[Mapping[str, Sequence[object]]] = {
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "frequency_penalty": (0,),
-    "function_call": (),
-    "functions": ([],),
-    "grammar": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "ignore_eos": (False,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "n": (1,),
-    "output_format": (),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "use_beam_search": (False,),
-}
-"""Fields that change the sampled tokens and that no session serves, each with the values that change nothing."""
 
 
 def refuse(param: str, message: str) -> CallRefusedError:
@@ -155,12 +128,11 @@ class Fields:
             )
         return tuple(items)
 
-    def refuse_sampling_fields(self) -> None:
-        """Refuse the first field of `NO_OP_VALUES` that would change the sampled tokens."""
-        for key in sorted(self.values.keys() & NO_OP_VALUES.keys()):
-            value = self.value(key)
-            if value is not None and not any(value == neutral for neutral in NO_OP_VALUES[key]):
-                raise refuse_unsupported(self.name(key), "the session samples as the run says")
+    def refuse_fields(self, rules: Mapping[str, FieldRule]) -> None:
+        """Refuse the first field of these rules, by the names of the fields, with a value that is not neutral."""
+        for key in sorted(self.values.keys() & rules.keys()):
+            if not rules[key].is_neutral(self.value(key)):
+                raise refuse_unsupported(self.name(key), rules[key].reason)
 
     def unread(self) -> tuple[str, ...]:
         """Return the names of the fields with a value that were not read, sorted."""
@@ -206,17 +178,13 @@ def read_requested_sampling(request: Fields, max_temperature: float = 2.0) -> di
     return {name: value for name, value in found.items() if value is not None}
 
 
-def read_choice(request: Fields, words: Mapping[str, ToolChoice]) -> ToolChoice:
-    """Return the tool choice, which `words` translates; a choice of one tool is refused."""
-    value = request.value("tool_choice")
-    word = value.get("type") if isinstance(value, dict) else value
-    if value is None:
-        return "auto"
-    if isinstance(word, str) and word in words:
-        return words[word]
-    if isinstance(value, dict):
-        raise refuse_unsupported("tool_choice", f"only {', '.join(words)} are served")
-    raise refuse("tool_choice", f"must be one of {', '.join(words)}")
+def read_template_options(request: Fields) -> dict[str, Any]:
+    """Return the options of the chat template that a request asks for, by their paths."""
+    options = request.object("chat_template_kwargs") or Fields({})
+    found = {options.name(name): value for name, value in options.values.items() if value is not None}
+    if request.value("enable_thinking") is not None:
+        found["enable_thinking"] = request.flag("enable_thinking")
+    return found
 
 
 def describe_tool(name: str, description: str | None, parameters: Fields | None) -> ToolSchema:

@@ -10,23 +10,34 @@ from attrs import define, field
 
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
-from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, SessionBackend, ToolChoice
+from turnwise_gateway.calls import (
+    CallOfTool,
+    CallRefusedError,
+    Constraint,
+    ModelCall,
+    ModelReply,
+    SessionBackend,
+)
+from turnwise_gateway.dialects.constraints import ChoiceForms, read_format
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_messages_error
 from turnwise_gateway.dialects.exchange import Exchange, Received, list_texts, write_event
+from turnwise_gateway.dialects.field_tables import MESSAGES_FIELDS
 from turnwise_gateway.dialects.fields import (
     Fields,
     describe_tool,
-    read_choice,
     read_parts,
     read_requested_sampling,
+    read_template_options,
     refuse,
     refuse_unsupported,
 )
 from turnwise_strict_json import read_arguments
 
 _TEXT_PARTS: Final = {"text": "text"}
-_CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "none": "none", "any": "required"}
+_CHOICES: Final = ChoiceForms(
+    words={"auto": "auto", "none": "none", "any": "required"}, named="tool", one_call="disable_parallel_tool_use"
+)
 _BILLING: Final = "x-anthropic-billing-header:"
 """Lines of the system prompt that begin so are for Anthropic's accounting; their values change between calls."""
 _MALFORMED: Final = "INVALID_JSON"
@@ -142,29 +153,34 @@ def _write_usage(reply: ModelReply, output_tokens: int) -> JsonDict:
 
 def _read_request(received: Received) -> MessagesExchange:
     request = Fields(received.body.values)
-    request.refuse_sampling_fields()
+    request.refuse_fields(MESSAGES_FIELDS.refused)
     ignored: set[str] = set()
     max_tokens = request.integer("max_tokens", 1)
     if max_tokens is None and not received.is_question:
         raise refuse("max_tokens", "must be an integer of at least 1")
-    if (config := request.object("output_config")) is not None:
-        if config.value("format") is not None:
-            raise refuse_unsupported("output_config.format", "replies are free text")
-        ignored.add("output_config")
-    if isinstance(choice := request.value("tool_choice"), dict) and choice.get("disable_parallel_tool_use"):
-        ignored.add("tool_choice.disable_parallel_tool_use")
+    tools = received.read_field(request, "tools", _read_tools, ignored)
+    choice, constraints = _CHOICES.read(request, tools, ignored)
     call = ModelCall(
         dialect=MESSAGES.name,
         messages=_read_conversation(received, request, ignored),
-        tools=received.read_field(request, "tools", _read_tools, ignored),
-        tool_choice=read_choice(request, _CHOICES),
+        tools=tools,
+        tool_choice=choice,
+        constraints=(*constraints, *_read_format(request, ignored)),
         max_tokens=max_tokens,
         stop=request.texts("stop_sequences"),
         requested_sampling=read_requested_sampling(request, 1.0),
+        template_options=read_template_options(request),
         stream=request.flag("stream"),
         model=request.short_text("model"),
     )
     return MessagesExchange(received.complete(call, {*ignored, *request.unread()}))
+
+
+def _read_format(request: Fields, ignored: set[str]) -> tuple[Constraint, ...]:
+    config = request.object("output_config") or Fields({})
+    found = (*read_format(config, "format"), *read_format(request, "output_format"))
+    ignored.update(("output_config",) if config.unread() else ())
+    return found
 
 
 def _read_conversation(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
@@ -271,6 +287,7 @@ MESSAGES: Final = Dialect(
     path="v1/messages",
     questions={"v1/messages/count_tokens": _count_tokens},
     header="anthropic-version",
+    fields=MESSAGES_FIELDS,
     list_key="messages",
     id_prefix="msg_",
     finishes={"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"},

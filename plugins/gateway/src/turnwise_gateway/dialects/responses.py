@@ -9,16 +9,18 @@ from typing import Any, Final
 
 from turnwise import Message
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import ModelCall, ToolChoice
+from turnwise_gateway.calls import Constraint, ModelCall
+from turnwise_gateway.dialects.constraints import ChoiceForms, read_format, read_parallel
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_openai_error
 from turnwise_gateway.dialects.exchange import Received
+from turnwise_gateway.dialects.field_tables import RESPONSES_FIELDS
 from turnwise_gateway.dialects.fields import (
     Fields,
     describe_tool,
-    read_choice,
     read_parts,
     read_requested_sampling,
+    read_template_options,
     refuse,
     refuse_unsupported,
 )
@@ -32,25 +34,35 @@ _TEXT_PARTS: Final = {
     "reasoning_text": "text",
     "refusal": "refusal",
 }
-_CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "none": "none", "required": "required"}
+_CHOICES: Final = ChoiceForms(
+    words={"auto": "auto", "none": "none", "required": "required"}, named="function", allowed=""
+)
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
 _STATE: Final = ("previous_response_id", "conversation", "prompt")
 
 
 def _read_request(received: Received) -> ResponsesExchange:
     request = Fields(received.body.values)
-    request.refuse_sampling_fields()
+    request.refuse_fields(RESPONSES_FIELDS.refused)
     ignored: set[str] = set()
-    _refuse_state(request, ignored)
+    _refuse_state(request)
     tools, namespaces = received.read_field(request, "tools", _read_all_tools, ignored)
-    include = request.texts("include")
+    include, options = request.texts("include"), request.object("stream_options") or Fields({})
+    ignored.update(options.unread())
+    choice, constraints = _CHOICES.read(request, tools, ignored, [name for _, name in namespaces.values()])
     call = ModelCall(
         dialect=RESPONSES.name,
         messages=_read_conversation(received, request, ignored),
         tools=tools,
-        tool_choice=read_choice(request, _CHOICES),
+        tool_choice=choice,
+        constraints=(
+            *constraints,
+            *read_parallel(request, "parallel_tool_calls", is_one=False),
+            *_read_format(request, ignored),
+        ),
         max_tokens=request.integer("max_output_tokens", 1),
         requested_sampling=read_requested_sampling(request),
+        template_options=read_template_options(request),
         logprobs="message.output_text.logprobs" in include,
         stream=request.flag("stream"),
         model=request.short_text("model"),
@@ -62,17 +74,19 @@ def _read_request(received: Received) -> ResponsesExchange:
     )
 
 
-def _refuse_state(request: Fields, ignored: set[str]) -> None:
+def _refuse_state(request: Fields) -> None:
     for key in _STATE:
         if request.value(key) is not None:
             raise refuse_unsupported(key, "send the whole conversation in 'input'")
     if request.flag("background"):
         raise refuse_unsupported("background", "replies are not stored")
-    if (text := request.object("text")) is not None:
-        shape = text.object("format")
-        if shape is not None and shape.text("type") != "text":
-            raise refuse_unsupported("text.format", "replies are free text")
-        ignored.update(text.unread())
+
+
+def _read_format(request: Fields, ignored: set[str]) -> tuple[Constraint, ...]:
+    text = request.object("text") or Fields({})
+    found = read_format(text, "format")
+    ignored.update(text.unread())
+    return found
 
 
 def _read_conversation(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
@@ -190,6 +204,7 @@ def _read_tools(
 RESPONSES: Final = Dialect(
     name="responses",
     path="v1/responses",
+    fields=RESPONSES_FIELDS,
     list_key="input",
     id_prefix="msg_",
     finishes=STATUSES,

@@ -1,4 +1,4 @@
-"""Counts the fields of requests that have no effect."""
+"""Counts the fields of requests that have no effect, and the forms of a turn that nothing enforces."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class FieldCounter:
     _names: set[str] = field(factory=set, init=False)
 
     def count(self, call: ModelCall, note: Callable[[str], None]) -> None:
-        """Call `note` with a name for each field of a call that has no effect; after many names, it is `other`."""
+        """Call `note` with a name for each field and form of a call; after many names of fields, it is `other`."""
         for name in (*call.requested_sampling, *call.ignored):
             if len(self._names) < _MAX_NAMES:
                 self._names.add(name)
             note(f"ignored_{name if name in self._names else 'other'}")
-        if call.tool_choice == "required":
-            note("tool_choice_required")
+        for metric in {each.metric for each in call.constraints}:
+            note(metric)

@@ -36,6 +36,9 @@ class SessionOptions:
         malformed_calls: a turn with a tool call that cannot be read: `text` gives the agent the turn as its text, which
             ends most agents; `call` gives it a call whose arguments are the sampled text, so that the agent tells the
             model about the error as about any wrong arguments.
+        structured_output: a request for a JSON reply, for one named tool or for some of the tools: `refuse` refuses the
+            call; `wish` serves it like a request for any reply. Nothing constrains the sampling, so the agent must
+            check the reply, as it does in production.
         train: kinds of records to train.
         max_calls: most calls that a session answers.
         max_tool_calls: most calls of the run's tools; further ones return an error.
@@ -47,6 +50,7 @@ class SessionOptions:
         default="user", validator=validators.in_(("user", "keep", "refuse"))
     )
     malformed_calls: Literal["text", "call"] = field(default="text", validator=validators.in_(("text", "call")))
+    structured_output: Literal["refuse", "wish"] = field(default="refuse", validator=validators.in_(("refuse", "wish")))
     train: TrainedKinds = field(factory=TrainedKinds)
     max_calls: int = field(default=500, validator=validators.ge(1))
     max_tool_calls: int = field(default=500, validator=validators.ge(0))

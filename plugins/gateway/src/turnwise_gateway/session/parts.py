@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from attrs import field, frozen
 
 from turnwise import Chat, ToolParser
@@ -23,6 +26,7 @@ class SessionParts:
         settle: the same for an unfinished text; None if replies with reasoning are not streamed while they are sampled.
         tools: schemas of the run's tools.
         seed: of the run.
+        template_options: `model.template_options` of the run.
         options: rules and limits.
     """
 
@@ -32,4 +36,5 @@ class SessionParts:
     settle: Settle | None = None
     tools: tuple[ToolSchema, ...] = ()
     seed: int = 0
+    template_options: Mapping[str, Any] = field(factory=dict)
     options: SessionOptions = field(factory=SessionOptions)

@@ -25,6 +25,7 @@ from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.records import OpenRecord, ResumePoint, SampledTurn, SessionRecords
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
+from turnwise_gateway.session.requests import check_request
 from turnwise_gateway.session.seeds import TurnSeeds
 from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import CallIds, TurnReader
@@ -132,6 +133,7 @@ class Session:
 
     async def count_tokens(self, call: ModelCall) -> int:
         self.door.check_open()
+        check_request(call, self.parts)
         rendering = Rendering(self.parts.chat, self.limits.max_tokens, self._rendering)
         while True:
             try:
@@ -240,6 +242,7 @@ class Session:
         limit = self.parts.options.max_calls
         if self.num_calls > limit:
             raise CallRefusedError("budget_exhausted", f"the session has made its {limit} calls")
+        check_request(call, self.parts)
         if call.stop and not self.episode.capabilities.stop_strings:
             raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
 

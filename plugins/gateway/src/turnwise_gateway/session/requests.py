@@ -1,0 +1,36 @@
+"""Refuses requests that ask for other options of the chat template, or for a form of the turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise_gateway.calls import CallRefusedError, Constraint, ModelCall
+from turnwise_gateway.session.parts import SessionParts
+
+
+def check_request(call: ModelCall, parts: SessionParts) -> None:
+    """Refuse a call that the options of the session exclude; `CallRefusedError` names the field."""
+    for path, value in call.template_options.items():
+        _check_template_option(path, value, parts.template_options)
+    if parts.options.structured_output == "refuse":
+        for constraint in call.constraints:
+            if constraint.is_optional:
+                raise _refuse_constraint(constraint)
+
+
+def _check_template_option(path: str, value: Any, own: Mapping[str, Any]) -> None:
+    name = path.removeprefix("chat_template_kwargs.")
+    if name in own and own[name] == value:
+        return
+    given = f"has {own[name]!r}" if name in own else f"has no {name!r}"
+    text = f"'{path}' is not supported: the run's `model.template_options` {given}, so set it there for all requests"
+    raise CallRefusedError("unsupported", text, param=path)
+
+
+def _refuse_constraint(constraint: Constraint) -> CallRefusedError:
+    text = (
+        f"'{constraint.param}' is not supported: the session samples as the run says; with the agent's option "
+        "`structured_output: wish` it is served, and nothing constrains the sampling"
+    )
+    return CallRefusedError("unsupported", text, param=constraint.param)

@@ -90,6 +90,10 @@ class FormatParser:
         """Return the text outside the calls, reasoning included, and the calls in order."""
         return self._read(text, self._types)
 
+    def parse_content(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return text and calls, with the types of these tools, of a turn from which its reasoning was taken."""
+        return self._find_calls(self._turn(text, ArgumentTypes(tools)), 0)
+
     def _read(self, text: str, types: ArgumentTypes) -> tuple[str, tuple[ToolCall, ...]]:
         start = self._after_reasoning(text, 0) if self.starts_in_reasoning else 0
         return self._find_calls(self._turn(text, types), start)

@@ -39,13 +39,13 @@ def with_arguments(text):
     return [{**CALL, "function": {**CALL["function"], "arguments": text}}]
 
 
-def grow(*turns, stop=None):
+def grow(*turns, stops=()):
     """Return a tree with a question and turns of the model, each answered, and the last place."""
     tree = ConversationTree()
     place = tree.add(tree.root("[]"), [USER])
     place.points.append("before")
     for turn in turns:
-        place = tree.add_turn(place, turn, stop)
+        place = tree.add_turn(place, turn, stops)
         place.points.append("after")
     return tree, place
 
@@ -209,12 +209,32 @@ def test_arguments_with_their_default_may_come_and_go(arguments, known):
     assert known is not bool(location.rest[1:])
 
 
-@pytest.mark.parametrize("content", ["x = 1\n", "x = 1", "x = 1\n</code>", "x = 1</code>"])
-def test_an_echo_may_have_the_stop_string(content):
-    """The echo of a turn that a stop string ended matches with and without it, and trimmed."""
-    tree, _ = grow({"role": "assistant", "content": "x = 1\n"}, stop="</code>")
+CODE = "x = 1\n"
+STOPS = ("Observation:", "Calling tools:", "</code>", "\n")
 
-    assert echoed(tree, {"role": "assistant", "content": content})[0]
+
+@pytest.mark.parametrize(
+    ("content", "known"),
+    [
+        ("x = 1\n", True),
+        ("x = 1", True),
+        ("x = 1\n</code>", True),
+        ("x = 1</code>", True),
+        ("x = 1\nObservation:\n", True),
+        ("x = 1</co", False),
+        ("x = 2</code>", False),
+        ("x = 1</code></code>", False),
+        ("</code>x = 1", False),
+    ],
+)
+def test_an_echo_may_have_any_stop_string(content, known):
+    """The echo of a turn matches with and without a stop string of its request at the end, and trimmed."""
+    tree, _ = grow({"role": "assistant", "content": CODE}, stops=STOPS)
+
+    found, tolerances = echoed(tree, {"role": "assistant", "content": content})
+
+    assert known is found
+    assert ("stop_string" in tolerances) is (known and content.strip() != "x = 1")
 
 
 def test_other_tools_are_another_conversation():

@@ -62,7 +62,7 @@ class FieldRule:
 
 
 Values = Mapping[str, tuple[Any, ...]]
-"""By the name of a field: a value that has an effect, and those that have none."""
+"""By the name of a field: a value that has an effect, then the values without one."""
 
 
 def refuse_all(reason: str, values: Values) -> tuple[FieldRule, ...]:
@@ -181,7 +181,7 @@ class FieldTable:
 
     Attributes:
         rules: in the order of the documentation.
-        refused: those with a reason, by the name of the field.
+        refused: the rules with a reason, by the name of the field.
     """
 
     rules: tuple[FieldRule, ...]

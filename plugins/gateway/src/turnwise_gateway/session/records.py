@@ -23,7 +23,7 @@ from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.rendering import Rendering
 from turnwise_gateway.session.turns import CallIds
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
-from turnwise_gateway.tree.messages import Split, is_plain, normalise, split_think, tools_key
+from turnwise_gateway.tree.messages import ReadCalls, Split, is_plain, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationNode, ConversationTree, Match, last_turn
 
 _NO_TOOLS: Final = tools_key(())
@@ -156,6 +156,7 @@ class SessionRecords:
         options: of the session.
         ids: of tool calls.
         split: splits the reasoning from a text.
+        read_calls: reads the calls in the text of a turn; None in a run without a parser.
         records: in the order of their opening.
     """
 
@@ -164,6 +165,7 @@ class SessionRecords:
     options: SessionOptions
     ids: CallIds
     split: Split = split_think
+    read_calls: ReadCalls | None = None
     records: list[OpenRecord] = field(factory=list, init=False)
     tree: ConversationTree[ResumePoint] = field(init=False)
     _task_forms: list[tuple[object, ...]] | None = field(init=False)
@@ -172,7 +174,7 @@ class SessionRecords:
     _last_tools: tuple[tuple[ToolSchema, ...], str] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.tree = ConversationTree(self.split, _rank)
+        self.tree = ConversationTree(self.split, _rank, self.read_calls)
         messages = self.episode.task.messages
         # The model reads texts only, so no conversation of this session has the messages of a task with images.
         is_read = all(is_plain(message) for message in messages)

@@ -29,6 +29,7 @@ from turnwise_gateway.session.requests import check_request
 from turnwise_gateway.session.seeds import TurnSeeds
 from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import CallIds, TurnReader
+from turnwise_gateway.session.written_calls import find_call_reader
 from turnwise_gateway.tree.messages import split_think
 from turnwise_gateway.tree.places import ConversationNode, Match
 
@@ -88,7 +89,8 @@ class Session:
         self.limits = CallLimits.of_context(self.episode.max_tokens)
         self.door = SessionDoor(self.fail, self.changed)
         self._ids = CallIds(parts.chat)
-        self.book = SessionRecords(self.episode, parts.chat, parts.options, self._ids, parts.split or split_think)
+        split, calls = parts.split or split_think, find_call_reader(parts.parser, parts.chat)
+        self.book = SessionRecords(self.episode, parts.chat, parts.options, self._ids, split, calls)
         self._tools = ToolRunner(self.episode, parts.options, self.spawn, self.fail)
         keeps = parts.options.malformed_calls == "call"
         self._reader = TurnReader(
@@ -342,7 +344,8 @@ class Session:
         name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
         assign = partial(self._ids.assign, messages=asked.messages, record_name=name, turn=record.num_turns + 1)
         read = self._reader.read(result, call, assign)
-        place = self.book.tree.add_turn(record.last_node, read.message, read.stop)
+        stops = call.stop if read.stop is None else (*call.stop, read.stop)
+        place = self.book.tree.add_turn(record.last_node, read.message, stops)
         for tool_call in read.tool_calls:
             self.book.name_call(tool_call.id, tool_call.name)
         reply = head.whole(result, read, self._reader.token_texts(result.token_ids) if call.logprobs else ())

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from turnwise import Message
+from turnwise.types import ToolSchema
 from turnwise_gateway.tree.text_calls import split_calls
 
 Defaults = Mapping[str, Mapping[str, str]]
@@ -24,6 +25,10 @@ Defaults = Mapping[str, Mapping[str, str]]
 NO_DEFAULTS: Final[Defaults] = MappingProxyType({})
 Split = Callable[[str], tuple[str, str]]
 """Returns the reasoning and the rest of a turn's text."""
+NamedCalls = tuple[tuple[str, str], ...]
+"""The name of each call, and its arguments as JSON."""
+ReadCalls = Callable[[str, Sequence[ToolSchema]], tuple[str, NamedCalls]]
+"""Returns the text outside the calls and the calls of a text, read with these tools; no calls if there are none."""
 
 TOLERANCES: Final = (
     "null_content",
@@ -59,7 +64,7 @@ class NormalForm:
 
     role: str
     text: str
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: NamedCalls = ()
     reasoning: str = ""
     has_text_calls: bool = False
 
@@ -73,6 +78,10 @@ class NormalForm:
         if self.has_text_calls and not own.has_text_calls:
             return (self.role, self.text, sorted(self.calls)) == (own.role, own.text, sorted(own.calls))
         return self.key == own.key
+
+    def without_end(self, end: str) -> NormalForm:
+        """Return the form of the message without the end of its text."""
+        return evolve(self, text=self.text.removesuffix(end).strip())
 
     @property
     def is_empty_turn(self) -> bool:
@@ -115,13 +124,24 @@ def normalise(message: Message, split: Split = split_think, defaults: Defaults =
     reasoning, rest = split(text)
     reasoning = (message.get("reasoning_content") or "").strip() or reasoning.strip()
     listed = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    from_text: tuple[tuple[str, str], ...] = ()
+    from_text: NamedCalls = ()
     if not listed:
         rest, from_text = split_calls(rest)
-    calls = tuple(
-        (name, normalise_arguments(arguments, defaults.get(name, _NONE))) for name, arguments in listed or from_text
-    )
-    return NormalForm(role, rest.strip(), calls, reasoning, bool(from_text))
+    return NormalForm(role, rest.strip(), _normalise_calls(listed or from_text, defaults), reasoning, bool(from_text))
+
+
+def normalise_written(
+    form: NormalForm, read_calls: ReadCalls, tools: Sequence[ToolSchema], defaults: Defaults = NO_DEFAULTS
+) -> NormalForm:
+    """Return the form of a message with the calls that its text has in the format of a parser; they have no order."""
+    text, calls = (form.text, form.calls) if form.calls else read_calls(form.text, tools)
+    # A call that is taken out of a text leaves the white space around it.
+    words, ordered = " ".join(text.split()), tuple(sorted(_normalise_calls(calls, defaults)))
+    return evolve(form, text=words, calls=ordered, has_text_calls=True)
+
+
+def _normalise_calls(calls: Iterable[tuple[str, str]], defaults: Defaults) -> NamedCalls:
+    return tuple((name, normalise_arguments(arguments, defaults.get(name, _NONE))) for name, arguments in calls)
 
 
 def normalise_arguments(text: str, defaults: Mapping[str, str] = _NONE) -> str:
@@ -148,7 +168,9 @@ def read_defaults(tools: Iterable[Any]) -> dict[str, dict[str, str]]:
     return found
 
 
-def name_tolerances(own: Message, echo: Message, split: Split = split_think) -> frozenset[str]:
+def name_tolerances(
+    own: Message, echo: Message, split: Split = split_think, *, is_written: bool = False
+) -> frozenset[str]:
     """
     Return the names of the differences between two messages.
 
@@ -156,10 +178,14 @@ def name_tolerances(own: Message, echo: Message, split: Split = split_think) -> 
         own: as the client got it, or first sent it.
         echo: as the client sends it now; `agree` holds for the two, perhaps with a stop string.
         split: as for `normalise`.
+        is_written: the two agree only in the forms of `normalise_written`.
     """
     found = set()
     content, echoed = own.get("content"), echo.get("content")
-    if own.get("tool_calls") and not echo.get("tool_calls"):
+    if is_written:
+        found.add("calls_as_text")
+        content = echoed = None
+    elif own.get("tool_calls") and not echo.get("tool_calls"):
         found.add("calls_as_text")
         echoed = split_calls(echoed or "")[0]
     if content != echoed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from attrs import define, field, frozen
 
@@ -20,14 +20,18 @@ from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import (
     Defaults,
     NormalForm,
+    ReadCalls,
     Split,
     name_tolerances,
     normalise,
+    normalise_written,
     read_defaults,
     split_think,
 )
 
 T = TypeVar("T")
+
+_NO_FORM: Final = NormalForm("", "")
 
 
 @define(eq=False)
@@ -38,30 +42,37 @@ class ConversationNode(Generic[T]):
     Attributes:
         parent: the conversation without the message; None for a root.
         message: in its first form: as the client got it, or as it sent it.
-        forms: normal forms of the message, without and with the string that ended the turn.
+        form: normal form of the message.
+        stops: strings that end a turn of its request, any of which its echo may have at the end.
         is_turn: the model sampled the message, in this session.
         points: places in records at which their tokens end with this conversation, in the order of their making. After
             a message of the environment the model's turn can start there; after a turn, tokens of new messages.
         children: conversations with one more message.
         seen: form of the message in the last request that had it.
         counted: names of the tolerances that this message needed.
+        written: form with the calls of its text, as soon as it was needed.
     """
 
     parent: ConversationNode[T] | None
     message: Message
-    forms: tuple[NormalForm, ...]
+    form: NormalForm
     is_turn: bool = False
+    stops: tuple[str, ...] = ()
     points: list[T] = field(factory=list)
     children: list[ConversationNode[T]] = field(factory=list)
     seen: Message | None = None
     counted: set[str] = field(factory=set)
+    written: NormalForm | None = None
 
-    def agrees(self, form: NormalForm) -> bool:
-        """Return whether a message with this normal form is this one; reasoning may be missing."""
-        reasoning = self.forms[0].reasoning
+    def agrees(self, form: NormalForm, own: NormalForm | None = None) -> bool:
+        """Return whether a message with this form is this one, with the form `own` if any; reasoning may be missing."""
+        reasoning, own = self.form.reasoning, self.form if own is None else own
         # A message of the client's may have lost its reasoning when it was first seen; a turn of the model has its own.
         kept = form.reasoning in ("", reasoning) or not (reasoning or self.is_turn)
-        return kept and any(form.echoes(own) for own in self.forms)
+        return kept and (
+            form.echoes(own)
+            or any(form.text.endswith(stop) and form.without_end(stop).echoes(own) for stop in self.stops)
+        )
 
     def conversation(self) -> list[Message]:
         """Return all messages up to this one, each in its first form."""
@@ -81,6 +92,22 @@ class ConversationNode(Generic[T]):
 
 
 @frozen(eq=False)
+class Echo(Generic[T]):
+    """
+    A known message in another form than the last one.
+
+    Attributes:
+        place: of the message.
+        message: as it is now.
+        is_written: the two agree only by the calls in their texts.
+    """
+
+    place: ConversationNode[T]
+    message: Message
+    is_written: bool
+
+
+@frozen(eq=False)
 class Match(Generic[T]):
     """
     The part of a conversation that a tree knows.
@@ -95,7 +122,7 @@ class Match(Generic[T]):
 
     place: ConversationNode[T]
     rest: tuple[Message, ...]
-    echoes: tuple[tuple[ConversationNode[T], Message], ...] = ()
+    echoes: tuple[Echo[T], ...] = ()
     num_empty: int = 0
     trail: _Trail[T] | None = None
 
@@ -109,6 +136,7 @@ class _Step(Generic[T]):
     before: _Step[T] | None = None
     echo: Message | None = None
     num_empty: int = 0
+    is_written: bool = False
 
 
 @frozen(eq=False)
@@ -129,10 +157,12 @@ class ConversationTree(Generic[T]):
     Attributes:
         split: splits the reasoning from a text.
         rank: of places with the same conversation, the lookup takes the one with the lowest rank.
+        read_calls: reads the calls in the text of a turn; None in a run without a parser.
     """
 
     split: Split = split_think
     rank: Callable[[ConversationNode[T]], int] = field(default=lambda place: -len(place.points))
+    read_calls: ReadCalls | None = None
     _roots: dict[str, ConversationNode[T]] = field(factory=dict, init=False)
     _owners: dict[str, ConversationNode[T]] = field(factory=dict, init=False)
     _defaults: Defaults = field(factory=dict, init=False)
@@ -142,7 +172,7 @@ class ConversationTree(Generic[T]):
     def root(self, tools: str) -> ConversationNode[T]:
         """Return the empty conversation with these tools; see `turnwise_gateway.tree.messages.tools_key`."""
         if tools not in self._roots:
-            self._roots[tools] = ConversationNode(None, {}, ())
+            self._roots[tools] = ConversationNode(None, {}, _NO_FORM)
             self._defaults = {**self._defaults, **read_defaults(json.loads(tools))}
             self._forget_trails()  # more messages may agree with known ones
         return self._roots[tools]
@@ -151,12 +181,15 @@ class ConversationTree(Generic[T]):
         """Return the known part of a conversation: the deepest that ends with the model's turn, or else the deepest."""
         given = tuple(messages)
         # A root is made when something is added to it: a refused request leaves nothing.
-        start, place = self._trails.find(tools, given) or (0, self._roots.get(tools) or ConversationNode(None, {}, ()))
+        start, place = self._trails.find(tools, given) or (
+            0,
+            self._roots.get(tools) or ConversationNode(None, {}, _NO_FORM),
+        )
         steps = [_Step(place, start)]
         only = steps[0]
         left: list[_Step[T]] = []
         for index in range(start, len(given)):
-            following = self._follow(steps, index, given[index])
+            following = self._follow(steps, index, given[index], tools)
             if not following:
                 break
             # Places that are not on the way now may be so when they have children, so a fork or a skip ends the trail.
@@ -174,24 +207,24 @@ class ConversationTree(Generic[T]):
             form = normalise(message, self.split, self._defaults)
             known = [child for child in place.children if child.agrees(form) and not child.is_turn]
             if not known:
-                known = [ConversationNode(place, message, (form,), seen=message)]
+                known = [ConversationNode(place, message, form, seen=message)]
                 self._attach(place, known[0])
             place = known[0]
         return place
 
-    def add_turn(self, place: ConversationNode[T], message: Message, stop: str | None = None) -> ConversationNode[T]:
+    def add_turn(self, place: ConversationNode[T], message: Message, stops: Iterable[str] = ()) -> ConversationNode[T]:
         """
         Add a turn of the model, and make it the owner of its calls.
 
         Args:
             place: the conversation before the turn.
             message: as the client gets it, with the ids of its calls.
-            stop: text that ended the turn and is not part of the message; its echo may have it.
+            stops: texts that may end the turn and are no part of the message. Its echo may have one of them, also if
+                another one, or none, has ended the turn: smolagents closes the code of each turn.
         """
-        content = message.get("content") or ""
-        contents = [content, content + stop, content.strip() + stop] if stop else [content]
-        forms = [normalise({**message, "content": text}, self.split, self._defaults) for text in contents]
-        turn: ConversationNode[T] = ConversationNode(place, message, tuple(forms), is_turn=True)
+        form = normalise(message, self.split, self._defaults)
+        ends = tuple(filter(None, (stop.strip() for stop in stops)))
+        turn: ConversationNode[T] = ConversationNode(place, message, form, is_turn=True, stops=ends)
         self._attach(place, turn)
         for call in message.get("tool_calls") or ():
             self._owners[call["id"]] = turn
@@ -217,10 +250,11 @@ class ConversationTree(Generic[T]):
     def note(self, location: Match[T]) -> Counter[str]:
         """Remember the forms of a request's messages; return the tolerances that they need for the first time."""
         needed: Counter[str] = Counter()
-        for place, message in location.echoes:
-            new = name_tolerances(place.message, message, self.split) - place.counted
-            needed.update(new)
-            place.counted |= new
+        for echo in location.echoes:
+            place, message = echo.place, echo.message
+            names = name_tolerances(place.message, message, self.split, is_written=echo.is_written)
+            needed.update(names - place.counted)
+            place.counted |= names
             place.seen = message
         if location.num_empty:
             needed["empty_message"] += location.num_empty
@@ -239,11 +273,11 @@ class ConversationTree(Generic[T]):
             self._forget_trails()  # the lookup of a known conversation may now find two places
         place.children.append(child)
 
-    def _follow(self, steps: list[_Step[T]], index: int, message: Message) -> list[_Step[T]]:
+    def _follow(self, steps: list[_Step[T]], index: int, message: Message, tools: str) -> list[_Step[T]]:
         """Return the places after one more message."""
         children = steps[0].place.children if len(steps) == 1 else []
         # One child alone: among turns with the same text, each must be found. An empty message may also be skipped.
-        if len(children) == 1 and children[0].seen == message and not children[0].forms[0].is_empty_turn:
+        if len(children) == 1 and children[0].seen == message and not children[0].form.is_empty_turn:
             return [_Step(children[0], index + 1, steps[0], None, steps[0].num_empty)]
         form = normalise(message, self.split, self._defaults)
         following = [
@@ -254,7 +288,28 @@ class ConversationTree(Generic[T]):
         ]
         if form.is_empty_turn:  # a client added it, or it is a turn without text
             following += [_Step(step.place, index + 1, step, None, step.num_empty + 1) for step in steps]
-        return following
+        return following or self._follow_written(steps, index, message, form, tools)
+
+    def _follow_written(
+        self, steps: list[_Step[T]], index: int, message: Message, form: NormalForm, tools: str
+    ) -> list[_Step[T]]:
+        """Return the places after a turn whose calls the client has written anew, in the format of the run's parser."""
+        read_calls = self.read_calls
+        turns = [(step, child) for step in steps for child in step.place.children if child.is_turn]
+        if read_calls is None or form.role != "assistant" or not turns:
+            return []
+        schemas = json.loads(tools)
+        echo = normalise_written(form, read_calls, schemas, self._defaults)
+        if not echo.calls:
+            return []
+        for _, turn in turns:
+            if turn.written is None:
+                turn.written = normalise_written(turn.form, read_calls, schemas, self._defaults)
+        return [
+            _Step(turn, index + 1, step, message, step.num_empty, is_written=True)
+            for step, turn in turns
+            if turn.agrees(echo, turn.written)
+        ]
 
     def _choose(self, steps: list[_Step[T]], messages: Sequence[Message]) -> _Step[T]:
         """Return one of the steps that fit: behind a turn of the model, with the request's last call id, and deep."""
@@ -276,7 +331,7 @@ class ConversationTree(Generic[T]):
     def _is_foreign(self, place: ConversationNode[T] | None, rest: Sequence[Message]) -> bool:
         """Return whether the last assistant message of a request is somebody else's; empty ones do not count."""
         while place is not None and not place.is_turn:
-            if place.message.get("role") == "assistant" and not place.forms[0].is_empty_turn:
+            if place.message.get("role") == "assistant" and not place.form.is_empty_turn:
                 return True
             place = place.parent
         kept, _num_empty = without_empty(rest, self.split)
@@ -287,7 +342,7 @@ class ConversationTree(Generic[T]):
         walked: _Step[T] | None = step
         while walked is not None:
             if walked.echo is not None and walked.echo != walked.place.seen:
-                echoes.append((walked.place, walked.echo))
+                echoes.append(Echo(walked.place, walked.echo, walked.is_written))
             walked = walked.before
         rest, num_empty = without_empty(messages[step.num_messages :], self.split)
         return Match(step.place, rest, tuple(echoes), step.num_empty + num_empty, trail)

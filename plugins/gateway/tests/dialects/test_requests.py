@@ -6,12 +6,19 @@ import pytest
 from real_requests import TOOLS
 
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, Constraint
-from turnwise_gateway.dialects import find_dialect, read_exchange
+from turnwise_gateway.dialects import RequestMemory, find_dialect, read_exchange
 
 USER = {"role": "user", "content": "Hi."}
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "number"}}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}
 DIALECTS = ("chat", "messages", "responses")
+ASKED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": each, "type": "function", "function": {"name": "add", "arguments": "{}"}} for each in "ab"],
+}
+"""A turn with the calls `a` and `b`."""
+RESULT = {"role": "tool", "content": "5"}
 
 
 def read(dialect, headers=None, **body):
@@ -149,6 +156,12 @@ def test_unsupported_requests_are_refused(dialect, body, param):
         ("chat", {"messages": [{"content": "Hi."}]}, "messages[0].role"),
         ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ("chat", {"messages": [{"role": "tool", "content": "5"}]}, "messages[0].tool_call_id"),
+        ("chat", {"messages": [ASKED, RESULT]}, "messages"),
+        ("chat", {"messages": [ASKED, RESULT, USER]}, "messages[2]"),
+        ("chat", {"messages": [ASKED, RESULT, RESULT, RESULT]}, "messages[3].tool_call_id"),
+        ("chat", {"messages": [ASKED, USER, RESULT]}, "messages[2].tool_call_id"),
+        ("chat", {"messages": [ASKED, RESULT, RESULT | {"tool_call_id": "a"}]}, "messages[2].tool_call_id"),
+        ("chat", {"messages": [ASKED, RESULT | {"tool_call_id": 5}]}, "messages[1].tool_call_id"),
         (
             "chat",
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
@@ -394,6 +407,41 @@ def test_chat_messages():
         {"role": "tool", "tool_call_id": "a", "content": "1"},
         {"role": "assistant", "content": "cd"},
     ] == list(read("chat", messages=sent).messages)
+
+
+@pytest.mark.parametrize(
+    ("results", "ids"),
+    [
+        ([RESULT, RESULT], "ab"),
+        ([RESULT | {"tool_call_id": "b"}, RESULT], "ba"),
+        ([RESULT, RESULT | {"tool_call_id": "b"}], "ab"),
+        ([RESULT | {"id": "x", "name": "add"}, RESULT | {"tool_call_id": ""}], "ab"),
+    ],
+)
+def test_results_without_an_id_answer_the_calls_in_order(results, ids):
+    """Qwen-Agent sends no id with a result: exactly the calls of the turn before, in order, are answered."""
+    for end in ([], [USER], [USER, ASKED, RESULT, RESULT]):
+        call = read("chat", messages=[USER, ASKED, *results, *end])
+
+        found = [message["tool_call_id"] for message in call.messages if message["role"] == "tool"]
+        assert [*ids, *("ab" if len(end) > 1 else "")] == found
+        assert ("messages.tool_call_id",) == call.ignored
+
+
+def test_results_without_an_id_are_the_same_in_a_longer_body():
+    """A body that continues another one is read from there on, with the same calls and the same checks."""
+    memory = RequestMemory()
+
+    def read_next(*messages):
+        body = json.dumps({"model": "tiny", "messages": [USER, ASKED, *messages]}).encode()
+        return read_exchange(find_dialect("chat"), body, {}, memory).call.messages
+
+    assert "ab" == "".join(message.get("tool_call_id", "") for message in read_next(RESULT, RESULT))
+    with pytest.raises(CallRefusedError):
+        read_next(RESULT, RESULT, RESULT)
+    with pytest.raises(CallRefusedError):
+        read_next(RESULT, USER)
+    assert "abab" == "".join(m.get("tool_call_id", "") for m in read_next(RESULT, RESULT, ASKED, RESULT, RESULT))
 
 
 def test_messages_messages():

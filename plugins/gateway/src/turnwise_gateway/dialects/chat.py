@@ -10,6 +10,7 @@ from attrs import define, field
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, Usage
+from turnwise_gateway.dialects.answers import check_answers, find_answered_call, unanswered_calls
 from turnwise_gateway.dialects.constraints import ChoiceForms, read_format, read_parallel
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_openai_error
@@ -27,6 +28,8 @@ from turnwise_gateway.dialects.fields import (
 
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
+_BY_POSITION: Final = "messages.tool_call_id"
+"""Counted among the ignored fields of a conversation in which a tool message has no id of its call."""
 _CHOICES: Final = ChoiceForms(
     words={"auto": "auto", "none": "none", "required": "required"},
     named="function",
@@ -181,11 +184,24 @@ def _read_messages(received: Received, request: Fields, ignored: set[str]) -> tu
     messages = received.read_conversation(request, "messages", _add_message, ignored)
     if not messages:
         raise refuse("messages", "must be a list that is not empty")
+    if _BY_POSITION in ignored:
+        check_answers(messages, "messages")
     return tuple(messages)
 
 
 def _add_message(messages: list[Message], item: Fields, ignored: set[str]) -> None:
-    messages.append(_read_message(item, ignored))
+    if item.value("role") != "tool":
+        if _BY_POSITION in ignored:
+            check_answers(messages, item.path)
+        messages.append(_read_message(item, ignored))
+        return
+    content = read_parts(item, "content", _TEXT_PARTS, "\n")
+    if not (call_id := item.text("tool_call_id")):
+        call_id = find_answered_call(messages, item.name("tool_call_id"))
+        ignored.add(_BY_POSITION)
+    elif _BY_POSITION in ignored and call_id not in unanswered_calls(messages):
+        raise refuse(item.name("tool_call_id"), "names a call that a message without an id has answered by its place")
+    messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
 def _read_message(message: Fields, ignored: set[str]) -> Message:
@@ -194,9 +210,6 @@ def _read_message(message: Fields, ignored: set[str]) -> Message:
         ignored.add("messages.name")
     if role in _ROLES:
         return {"role": _ROLES[role], "content": read_parts(message, "content", _TEXT_PARTS, "\n")}
-    if role == "tool":
-        content = read_parts(message, "content", _TEXT_PARTS, "\n")
-        return {"role": "tool", "tool_call_id": message.required_text("tool_call_id"), "content": content}
     if role == "assistant":
         return _read_assistant(message)
     raise refuse(message.name("role"), "must be system, developer, user, assistant or tool")

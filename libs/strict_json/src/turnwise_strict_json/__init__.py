@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -75,8 +76,9 @@ def read_json(text: str, start: int, *, nonfinite: bool = False) -> tuple[Any, i
         raise MalformedError("its JSON is nested too deeply") from error
     except MalformedError:
         raise
-    except ValueError as error:  # an integer of thousands of digits
-        raise MalformedError(f"it is not valid JSON: {error}", str(error)) from error
+    except ValueError as error:  # Python's own text is advice to the programmer
+        reason = f"an integer has more than {sys.get_int_max_str_digits()} digits"
+        raise MalformedError(f"it is not valid JSON: {reason}", reason) from error
 
 
 def load_json(text: str, *, nonfinite: bool = False) -> Any:

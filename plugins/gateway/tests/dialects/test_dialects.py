@@ -15,7 +15,7 @@ def test_a_dialect_is_complete(dialect):
     error = dialect.describe_error(CallRefusedError("invalid", "it is wrong"))
 
     assert dialect is find_dialect(dialect.name)
-    route = find_route("POST", f"/s/s-1/{dialect.path}")
+    route = find_route("POST", f"/s/s-1/{dialect.path}", "http://127.0.0.1:1")
     assert ("call", dialect, "s-1") == (route.action, route.dialect, route.session_id)
     assert set(get_args(Finish)) == dialect.finishes.keys()
     assert "it is wrong" == error["error"]["message"]

@@ -13,6 +13,7 @@ from attrs import define
 from turnwise.types import JsonObject
 from turnwise_gateway.calls import CallerCheck, CallRefusedError, Directory, SessionBackend
 from turnwise_gateway.dialects import Dialect, headers_of, status_of, write_json
+from turnwise_gateway.dialects.fields import MAX_NAME_CHARS
 from turnwise_gateway.server.body_reader import BodyReader
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
@@ -158,11 +159,11 @@ class GatewayServer:
         self._options.check_host(request.headers.getall("Host", []))
         if is_base(request.method, path):
             return web.Response(headers=SERVER_HEADERS)
-        line.route = route = find_route(request.method, path)
+        line.route = route = find_route(request.method, path, f"http://{request.headers['Host']}")
         backend = self._authenticate(request, route)
         await self._check_caller(connection_of(request), backend)
         if route.action == "models":
-            return _write(self._list_models())
+            return _write(self._list_models() if route.model is None else self._show_model(route.model))
         if request.version < (1, 1):
             # HTTP/1.0 marks no end of a stream, so half a reply would pass for a whole one.
             raise CallRefusedError("invalid", "the server needs HTTP/1.1")
@@ -223,9 +224,16 @@ class GatewayServer:
     def _list_models(self) -> dict[str, object]:
         # One list with the keys of both vendors: the route is the same for both.
         name = self._directory.model_name()
+        data = [self._show_model(name)]
+        return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
+
+    def _show_model(self, asked: str) -> dict[str, object]:
+        name = self._directory.model_name()
+        if asked != name:
+            text = f"there is no model {asked[:MAX_NAME_CHARS]!r} here: {name!r} answers calls to models of all names"
+            raise CallRefusedError("not_found", text)
         model = {"id": name, "object": "model", "created": 0, "owned_by": "turnwise"}
-        model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
-        return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
+        return model | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _keys(request: web.BaseRequest) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
+from urllib.parse import unquote
 
 from attrs import evolve, frozen
 
@@ -15,6 +16,9 @@ from turnwise_gateway.dialects.dialect import Question
 Action = Literal["call", "question", "models", "tools"]
 
 _PATH: Final = re.compile(r"(?:/s/([A-Za-z0-9_-]{1,64}))?/(mcp|v1/[a-z_/]+)\Z")
+_MODEL: Final = re.compile(r"((?:/s/[A-Za-z0-9_-]{1,64})?/v1/models)/([^?#]+)\Z")
+_ROOT: Final = re.compile(r"(?:/s/[A-Za-z0-9_-]{1,64})?(?=/|\Z)")
+_MAX_SHOWN: Final = 200
 _BASE: Final = re.compile(r"(?:/s/[A-Za-z0-9_-]{1,64})?(?:/v1)?/?\Z")
 
 
@@ -28,12 +32,14 @@ class Route:
         dialect: of the request and its response; for tools, of errors outside their protocol.
         session_id: in the path; None leaves it to the key.
         question: answers the request, if it is about a call.
+        model: name in the path, decoded; None for the list of models.
     """
 
     action: Action
     dialect: Dialect
     session_id: str | None = None
     question: Question | None = None
+    model: str | None = None
 
 
 def _list_routes() -> Iterator[tuple[tuple[str, str], Route]]:
@@ -48,15 +54,30 @@ def _list_routes() -> Iterator[tuple[tuple[str, str], Route]]:
 _ROUTES: Final = dict(_list_routes())
 
 
-def find_route(method: str, path: str) -> Route:
-    """Return the route of an undecoded path without its query; `CallRefusedError` if there is none."""
+def find_route(method: str, path: str, origin: str) -> Route:
+    """
+    Return the route of a request; `CallRefusedError` if there is none, with the base URLs of clients.
+
+    Args:
+        method: of the request.
+        path: not decoded, without its query.
+        origin: scheme, host and port by which the client reaches the server.
+    """
+    if method == "GET" and (named := _MODEL.match(path)):
+        return evolve(find_route(method, named[1], origin), model=unquote(named[2]))
     found = _PATH.match(path)
     route = _ROUTES.get((method, found[2])) if found else None
     if found is not None and found[2] == "mcp" and route is None:
         # Clients ask with GET for a stream of the server's own messages, and take only this status for a no.
         raise CallRefusedError("not_allowed", "the tools are served to POST alone")
     if found is None or route is None:
-        raise CallRefusedError("not_found", "there is no such route")
+        root = _ROOT.match(path)
+        base, shown = f"{origin}{root[0] if root else ''}", path[:_MAX_SHOWN].encode("ascii", "replace").decode()
+        raise CallRefusedError(
+            "not_found",
+            f"there is no route {method} {shown}: the base URL is {base}/v1 for clients of OpenAI's APIs, "
+            f"and {base} for those of Anthropic's",
+        )
     return evolve(route, session_id=found[1])
 
 

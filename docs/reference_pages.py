@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
+from gateway_fields import gateway_fields_page
 from rings import RINGS, ring_of
 
 from turnwise import errors, options, types
@@ -30,8 +31,6 @@ from turnwise.config.structuring import unstructure
 from turnwise.plugin.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
 from turnwise_commands.config_schema import attribute_docs
-from turnwise_gateway.dialects import DIALECTS
-from turnwise_gateway.dialects.field_rules import EFFECTS
 from turnwise_grpo_trainer.report.metric_names import TRAINING_METRICS
 from turnwise_observability.metrics import METRICS
 
@@ -247,39 +246,6 @@ def metrics_page() -> Iterator[str]:
     for name, meaning in TRAINING_METRICS.items():
         yield f"| {code(name)} | {cell(meaning)} |"
     yield ""
-
-
-# Fields of requests
-
-
-def gateway_fields_page() -> Iterator[str]:
-    """Yield the lines of the page about the fields of requests to the gateway."""
-    yield from ("# Fields of requests to the gateway", "", *_FIELDS_INTRODUCTION.splitlines(), "")
-    yield from (f"- {code(effect)}: {meaning}." for effect, meaning in EFFECTS.items())
-    yield from ("", f"| field | {' | '.join(_DIALECT_NAMES.values())} | counted as | values that change nothing |")
-    yield "| --- " * (len(DIALECTS) + 3) + "|"
-    rows = dict.fromkeys((rule.name, rule.form) for dialect in DIALECTS for rule in dialect.fields.rules)
-    for name, form in rows:
-        effects = [dialect.fields.effect_of(name, form) for dialect in DIALECTS]
-        found = [rule for each in DIALECTS for rule in each.fields.rules if (rule.name, rule.form) == (name, form)]
-        neutral = dict.fromkeys(json.dumps(value) for rule in found for value in rule.neutral)
-        counted = found[0].counted
-        words = (
-            f"{code(name)}: {form}" if form else code(name),
-            *effects,
-            code(counted) if counted else "",
-            ", ".join(map(code, neutral)),
-        )
-        yield f"| {' | '.join(map(cell, words))} |"
-    yield ""
-
-
-_DIALECT_NAMES: Final = {"chat": "Chat Completions", "messages": "Messages", "responses": "Responses"}
-
-_FIELDS_INTRODUCTION: Final = """\
-The effect of each field of a request to the [gateway](../../plugins/gateway/README.md), in the three dialects. Fields
-that are not in the table are `ignored`, and `null` is the same as a missing field. A test sends each field of the table
-to a session in each dialect."""
 
 
 # Text

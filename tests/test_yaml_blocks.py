@@ -34,7 +34,7 @@ PAGES = [
     *sorted(ROOT.glob("libs/*/README.md")),
     *sorted(ROOT.glob("examples/**/*.md")),
 ]
-KEYS: Final = ("ROLLOUT_KEY", "WIKI_PASSWORD", "SEARCH_KEY")
+KEYS: Final = ("ROLLOUT_KEY", "WIKI_PASSWORD", "SEARCH_KEY", "JUDGE_KEY")
 PLAIN: Final = ("tools_file",)
 """Keys with a text that names no part."""
 SIZES: Final = ("data", "rollout", "model", "train")

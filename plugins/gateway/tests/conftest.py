@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,8 @@ class ScriptedBackend:
         delay_s: seconds before each answer; on the server's own clock, so that earlier timers of the server are due.
         calls: all calls.
         refusals: calls that the server refused by the limits.
+        endpoint: of the model `judge`; None if there is no such model.
+        forwarded: calls that other servers have answered.
         outcomes: for each answer, `confirmed`, perhaps with `lost` after it, or `released`; for each cancelled call,
             `cancelled`.
         arrived: set when a call waits for `let_go`.
@@ -114,6 +117,7 @@ class ScriptedBackend:
         self.tool_script: Callable = lambda _call: ToolResult(text="5")
         self.parts: Callable = lambda _call: ()
         self.delay_s = 0.0
+        self.endpoint, self.forwarded = None, []
         self.calls, self.refusals, self.outcomes, self.arrived = [], [], queue.Queue(), threading.Event()
         self._gate = None
 
@@ -137,6 +141,21 @@ class ScriptedBackend:
     @property
     def limits(self):
         return CallLimits.of_context(1 << 20)
+
+    @property
+    def others(self):
+        return self
+
+    @property
+    def has_endpoints(self):
+        return self.endpoint is not None
+
+    def find_endpoint(self, model):
+        return self.endpoint if model == "judge" else None
+
+    @asynccontextmanager
+    async def forwarding(self):
+        yield self.forwarded.append
 
     def note_refusal(self, refusal):
         self.refusals.append(refusal)

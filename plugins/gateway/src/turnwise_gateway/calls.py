@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
 from attrs import define, field, frozen
@@ -17,6 +18,7 @@ from turnwise import Message, ToolCall, ToolResult
 from turnwise.types import FloatArray, TokenArray, ToolSchema
 from turnwise_gateway.constraint import Constraint as Constraint  # a part of this interface
 from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.models import Endpoint
 from turnwise_gateway.refusal import CallRefusedError as CallRefusedError  # a part of this interface
 
 ToolChoice = Literal["auto", "none", "required"]
@@ -175,8 +177,51 @@ class Answer(Protocol):
         """
 
 
+@frozen(kw_only=True)
+class ForwardedCall:
+    """
+    A request that another server answered.
+
+    Attributes:
+        path: of the request, below the base URL.
+        model: name that the agent sent.
+        body: as the other server got it.
+        status: of its response.
+        response: body of its response, as far as it came.
+    """
+
+    path: str
+    model: str
+    body: bytes
+    status: int
+    response: bytes
+
+
+class OtherModels(Protocol):
+    """The models of a session that other servers have."""
+
+    @property
+    def has_endpoints(self) -> bool:
+        """Whether there are any."""
+
+    def find_endpoint(self, model: str) -> Endpoint | None:
+        """Return the server of a model by the name that an agent sends; None for the policy."""
+
+    def forwarding(self) -> AbstractAsyncContextManager[Callable[[ForwardedCall], None]]:
+        """
+        Hold the session while another server answers a call; the value takes note of the answered call.
+
+        Raises:
+            CallRefusedError: the session is over, or has made all its calls.
+        """
+
+
 class SessionBackend(Protocol):
     """One attempt of an agent at one task, as the server sees it."""
+
+    @property
+    def others(self) -> OtherModels:
+        """Its calls for models of other servers."""
 
     @property
     def limits(self) -> CallLimits:

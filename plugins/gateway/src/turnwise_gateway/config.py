@@ -21,14 +21,12 @@ class AgentLimits(SessionOptions):
     The rules of sessions, and limits of the agents in them.
 
     Attributes:
-        model: name of the model, for the agent and for replies.
         session_s: seconds that an attempt may take; None leaves it to `rollout.deadlines.episode_s`.
         start_s: seconds until the first call; None for no limit.
         idle_s: seconds without a call; None for no limit.
         exit_grace_s: seconds that the agent gets to end after a call was refused for lack of budget.
     """
 
-    model: str = "policy"
     session_s: float | None = field(default=None, validator=_more_than_0)
     start_s: float | None = field(default=None, validator=_more_than_0)
     idle_s: float | None = field(default=None, validator=_more_than_0)

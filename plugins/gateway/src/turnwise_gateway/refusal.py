@@ -15,6 +15,7 @@ class CallRefusedError(Exception):
     - `invalid`: 400; the field `param` is wrong.
     - `foreign_caller`: 403; the key belongs to another program.
     - `overloaded`: 429; the client may try again after `retry_after_s` seconds.
+    - `endpoint`: 502, or a broken stream; another server, which has the model of this name, failed.
     - `engine`: 500, or a broken stream; the engine failed.
     """
 

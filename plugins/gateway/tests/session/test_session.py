@@ -639,7 +639,7 @@ def test_refused_requests_leave_nothing():
             fields = tuple(f"x{number}.{index}" for index in range(50))
             with pytest.raises(CallRefusedError):
                 await ask(session, user("long " * 500), tools=(tool,), ignored=fields)
-        assert session.book.tree._roots == {}
+        assert session.book.tree("")._roots == {}
 
     done = Sessions().run(converse, limits={"prompt_length": 256, "response_length": 256})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import secrets
 import sys
@@ -26,6 +27,7 @@ from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.control.scores import MAX_NUMBER
 from turnwise_gateway.host import ModelClient, RunningServer, ServerHost
+from turnwise_gateway.models import Endpoint
 from turnwise_gateway.programs.callers import ProgramCallers
 from turnwise_gateway.programs.keeper import KEEPER
 from turnwise_gateway.programs.peer_socket import can_find_inodes
@@ -48,6 +50,9 @@ def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
     chat, reasoning = resources.chat, resources.reasoning
     if chat is None:
         raise ConfigError("agent 'external' renders prompts: the run needs a model with a chat template")
+    for name, use in config.models.items():
+        if isinstance(use, Endpoint) and use.api_key_env is not None and not os.environ.get(use.api_key_env):
+            raise ConfigError(f"agent.models.{name}.api_key_env: there is no environment variable {use.api_key_env!r}")
     return SessionParts(
         chat=chat,
         parser=resources.parser,

@@ -2,7 +2,7 @@
 Errors in the words of each dialect.
 
 A refusal has a status that ends every client at its first call, since clients repeat calls that end with 408, 409, 429
-or 5xx; only overload and failures of the engine have one of those.
+or 5xx; only overload and failures of an engine or another server have one of those.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _WORDS: Final = {
     "too_large": _Words(413, _INVALID, "request_too_large", "request_too_large"),
     "encoded": _Words(415, _INVALID, "unsupported_encoding", _INVALID),
     "overloaded": _Words(429, "rate_limit_error", "overloaded", "rate_limit_error"),
+    "endpoint": _Words(502, "server_error", "endpoint_failed", "api_error"),
     "engine": _Words(500, "server_error", "server_error", "api_error"),
 }
 
@@ -57,7 +58,7 @@ def headers_of(error: CallRefusedError) -> dict[str, str]:
         return {"retry-after": str(min(max(error.retry_after_s, 1), MAX_RETRY_AFTER_S))}
     if error.kind == "not_allowed":
         return {"Allow": "POST", "x-should-retry": "false"}
-    return {} if error.kind == "engine" else {"x-should-retry": "false"}
+    return {} if error.kind in {"endpoint", "engine"} else {"x-should-retry": "false"}
 
 
 def code_of(error: CallRefusedError) -> str | None:

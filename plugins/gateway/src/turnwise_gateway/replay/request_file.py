@@ -11,6 +11,8 @@ The first line has the format and the task. Each other line is an `event`, of th
 - `delivered`, `released`: the client has the answer, or left before it had the last byte.
 - `lost`: after `delivered`, the connection broke before the client had read the answer.
 - `read`: a score has named the turn of the call, so its client has the answer.
+- `forwarded`: another server has answered a request, which has no number: `path`, `model`, `body`, `status` and
+  `response`. A replay leaves it out.
 - `end`: the session is over; `records` has the columns and the lineage of each.
 
 Numbers that JSON has not are written as Python does, such as `-Infinity`.
@@ -30,7 +32,7 @@ from attrs import asdict, define, evolve, field, frozen
 from turnwise import Episode, FinishReason, GenerateResult, Task
 from turnwise.errors import DataError, describe
 from turnwise.types import TokenArray
-from turnwise_gateway.calls import CallRefusedError, ModelCall
+from turnwise_gateway.calls import CallRefusedError, ForwardedCall, ModelCall
 from turnwise_gateway.dialects import find_dialect
 from turnwise_gateway.session.delivery import Outcome
 from turnwise_gateway.session.door import SessionListener
@@ -107,6 +109,10 @@ class RequestLog(SessionListener):
     def on_outcome(self, number: int, outcome: Outcome) -> None:
         self._write({"event": outcome, "call": number})
 
+    def on_forwarded(self, call: ForwardedCall) -> None:
+        texts = {name: getattr(call, name).decode("utf-8", "replace") for name in ("body", "response")}
+        self._write({"event": "forwarded", "path": call.path, "model": call.model, "status": call.status, **texts})
+
     def on_read(self, turn_id: str) -> None:
         if turn_id in self._turns:
             self._write({"event": "read", "call": self._turns[turn_id]})
@@ -174,6 +180,7 @@ def read_requests(path: Path) -> RequestFile:
             raise DataError(f"{path}: has version {head['version']}, but this version reads {VERSION}")
         events = [json.loads(line) for line in lines[1:-1]]
         events += _read_last(lines[-1]) if len(lines) > 1 else []
+        events = [event for event in events if event["event"] != "forwarded"]
         ends = [number for number, event in enumerate(events) if event["event"] == "end"]
         task = head["task"]
         return RequestFile(

@@ -17,6 +17,7 @@ from turnwise_gateway.dialects.fields import MAX_NAME_CHARS
 from turnwise_gateway.server.body_reader import BodyReader
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
+from turnwise_gateway.server.forwarding import Forwarder, find_forwarding
 from turnwise_gateway.server.listening import listen
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.receipt import AgentsServer, Connection, read_body
@@ -73,6 +74,7 @@ class GatewayServer:
         self._readers: WeakKeyDictionary[SessionBackend, BodyReader] = WeakKeyDictionary()
         self._tool_replies: WeakKeyDictionary[SessionBackend, ToolReplies] = WeakKeyDictionary()
         self._checks: WeakKeyDictionary[SessionBackend, CallerCheck] = WeakKeyDictionary()
+        self._forwarder = Forwarder(self._options)
         self._num_in_flight = 0
         self._port = 0
 
@@ -117,6 +119,7 @@ class GatewayServer:
 
     async def stop(self) -> None:
         """Close all connections; calls in flight get a moment to end."""
+        await self._forwarder.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await close_runner(runner)
@@ -188,6 +191,9 @@ class GatewayServer:
             if route.action == "tools":
                 replies = self._tool_replies.setdefault(backend, ToolReplies())
                 return await replies.respond(request, body, backend, self._options.send_s)
+            forwarding = await find_forwarding(request, route, body, backend)
+            if forwarding is not None:
+                return await self._forwarder.respond(request, forwarding, backend)
             exchange = await self._readers.setdefault(backend, BodyReader(backend.limits)).read(
                 route, body, request.headers
             )

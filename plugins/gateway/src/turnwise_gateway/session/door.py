@@ -15,7 +15,7 @@ import structlog
 from attrs import define, field
 
 from turnwise.errors import InfrastructureError, describe
-from turnwise_gateway.calls import CallRefusedError, ModelCall
+from turnwise_gateway.calls import CallRefusedError, ForwardedCall, ModelCall
 from turnwise_gateway.session.delivery import Outcome
 from turnwise_gateway.session.records import SampledTurn
 
@@ -41,6 +41,9 @@ class SessionListener:
 
     def on_outcome(self, number: int, outcome: Outcome) -> None:
         """Take note of what became of the answer to a call, before the session acts on it."""
+
+    def on_forwarded(self, call: ForwardedCall) -> None:
+        """Take note of a call that another server has answered; it has no number."""
 
     def on_read(self, turn_id: str) -> None:
         """Take note that a score has named a turn, before the session acts on it."""

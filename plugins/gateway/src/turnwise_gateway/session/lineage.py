@@ -71,7 +71,7 @@ def describe_records(episode: Episode, records: Sequence[OpenRecord], train: Tra
     num_auxiliary = num_sampled = num_untrained = 0
     for each in described:
         root = _root(each, described)
-        trained = getattr(train, root.kind) and each.record.num_turns > 0
+        trained = getattr(train, root.kind) and each.record.num_turns > 0 and not each.record.untrained_model
         parent = each.parent.trajectory if each.parent else None
         episode.describe_record(
             each.record.trajectory, kind=each.kind, label=each.label, parent=parent, trained=trained
@@ -117,6 +117,7 @@ class _Family:
     _has_tools: bool = field(init=False)
     _openings: dict[OpenRecord, tuple[object, ...]] = field(init=False)
     _summaries: dict[OpenRecord, OpenRecord] = field(init=False)
+    _policy: tuple[OpenRecord, ...] = field(init=False)
     _main_opening: tuple[object, ...] = field(init=False)
     _main: OpenRecord = field(init=False)
 
@@ -125,10 +126,13 @@ class _Family:
         self._has_tools = any(root.tools != NO_TOOLS for root in self.roots)
         self._openings = {root: _opening(root) for root in self.roots}
         self._summaries = {root: found for root in self.roots if (found := self._find_summary(root)) is not None}
+        self._policy = tuple(root for root in self.roots if not root.untrained_model) or self.roots
         self._main_opening = self._find_main()
-        self._main = next(root for root in self.roots if self._openings[root] == self._main_opening)
+        self._main = next(root for root in self._policy if self._openings[root] == self._main_opening)
 
     def describe(self, root: OpenRecord) -> Described:
+        if root.untrained_model:
+            return Described(root, "auxiliary", root.untrained_model, None if root is self._main else self._main)
         hints = self._hints[root]
         # A session may have nothing but a summary or a sub-agent, which then has no parent.
         main = None if root is self._main else self._main
@@ -150,10 +154,10 @@ class _Family:
 
     def _find_main(self) -> tuple[object, ...]:
         """Return the opening of the conversations with the most sampled tokens that may be the main one."""
-        usable = [root for root in self.roots if not self._hints[root].agent and not self._is_compaction(root)]
+        usable = [root for root in self._policy if not self._hints[root].agent and not self._is_compaction(root)]
         with_tools = [root for root in usable if root.tools != NO_TOOLS]
         totals: dict[tuple[object, ...], int] = {}
-        for root in with_tools or usable or self.roots:
+        for root in with_tools or usable or self._policy:
             totals[self._openings[root]] = totals.get(self._openings[root], 0) + root.num_sampled
         return max(totals, key=lambda opening: totals[opening])
 

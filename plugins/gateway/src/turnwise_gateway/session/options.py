@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from attrs import field, frozen, validators
+from attrs import Attribute, field, frozen, validators
+
+from turnwise_gateway.models import Endpoint, Models, Role, find_model
 
 Kind = Literal["main", "subagent", "compaction", "auxiliary", "sibling"]
 """The kind of a record: the task itself, a delegated part of it, a summary, a side call, or another continuation."""
@@ -29,6 +31,10 @@ class SessionOptions:
     Rules and limits of a session.
 
     Attributes:
+        model: name of the policy, for the agent and for replies.
+        models: other names that the agent sends, with `*` and `?` as wildcards: `policy` serves and trains the policy;
+            `untrained` serves it too, in records apart that are never trained; `refuse` refuses the call; and a section
+            with `base_url` passes the call on to another server. A name that is not listed means the policy.
         history: `record` keeps what was sampled as the context, also when the client drops a part of it, such as
             reasoning; `template` renders what the client sends, and opens a new record when that differs.
         mid_system: system messages after the first message: `user` gives them the role of the user, `keep` leaves them
@@ -45,6 +51,8 @@ class SessionOptions:
         max_tool_response_length: most characters of a tool's response, the mark of truncation included.
     """
 
+    model: str = "policy"
+    models: Models = field(factory=dict)
     history: Literal["record", "template"] = field(default="record", validator=validators.in_(("record", "template")))
     mid_system: Literal["user", "keep", "refuse"] = field(
         default="user", validator=validators.in_(("user", "keep", "refuse"))
@@ -55,3 +63,25 @@ class SessionOptions:
     max_calls: int = field(default=500, validator=validators.ge(1))
     max_tool_calls: int = field(default=500, validator=validators.ge(0))
     max_tool_response_length: int = field(default=16_384, validator=validators.ge(1))
+
+    @models.validator
+    def _check_models(self, _attribute: Attribute[Models], value: Models) -> None:
+        if (use := value.get(self.model)) not in (None, "policy"):
+            raise ValueError(f"'models.{self.model}' must be policy, because it is the option model: {use!r}")
+
+    @property
+    def has_endpoints(self) -> bool:
+        """Whether other servers have some of the models."""
+        return any(isinstance(use, Endpoint) for use in self.models.values())
+
+    def find_model(self, name: str) -> Role | Endpoint:
+        """Return the model of a name that an agent sends."""
+        return "policy" if name in ("", self.model) else find_model(self.models, name) or "policy"
+
+    def untrained_name(self, name: str) -> str:
+        """Return the name of a model that is not trained; an empty one for the policy in training."""
+        return name if self.find_model(name) == "untrained" else ""
+
+    def knows_model(self, name: str) -> bool:
+        """Return whether the options say what a name means."""
+        return name in ("", self.model) or find_model(self.models, name) is not None

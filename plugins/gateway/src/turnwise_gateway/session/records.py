@@ -7,7 +7,9 @@ needs no lock. A record takes one call at a time; a second one branches.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -41,6 +43,7 @@ class OpenRecord:
         last_node: the conversation that its tokens end with.
         prompt: messages of its prompt; those of its parent for a branch.
         headers: of the call that opened it.
+        untrained_model: name of a model that is not trained, as the call sent it; empty for the policy in training.
         parent: the record that it branched from.
         reason: why it was opened.
         num_turns: turns of the model, those of its parents included.
@@ -57,6 +60,7 @@ class OpenRecord:
     last_node: ConversationNode[ResumePoint]
     prompt: tuple[Message, ...]
     headers: Mapping[str, str]
+    untrained_model: str = ""
     parent: OpenRecord | None = None
     reason: str = ""
     num_turns: int = 0
@@ -167,18 +171,22 @@ class SessionRecords:
     split: Split = split_think
     read_calls: ReadCalls | None = None
     records: list[OpenRecord] = field(factory=list, init=False)
-    tree: ConversationTree[ResumePoint] = field(init=False)
+    _trees: dict[str, ConversationTree[ResumePoint]] = field(init=False)
     _task_forms: list[tuple[object, ...]] | None = field(init=False)
     _tool_names: dict[str, str] = field(factory=dict, init=False)
     _prepared: KnownPrefixes[_Prepared] = field(factory=KnownPrefixes, init=False)
     _last_tools: tuple[tuple[ToolSchema, ...], str] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.tree = ConversationTree(self.split, _rank, self.read_calls)
+        self._trees = defaultdict(partial(ConversationTree, self.split, _rank, self.read_calls))
         messages = self.episode.task.messages
         # The model reads texts only, so no conversation of this session has the messages of a task with images.
         is_read = all(is_plain(message) for message in messages)
         self._task_forms = [normalise(message, self.split).key for message in messages] if is_read else None
+
+    def tree(self, model: str) -> ConversationTree[ResumePoint]:
+        """Return the conversations with a model; a model that is not trained has its own, and continues no others."""
+        return self._trees[self.options.untrained_name(model)]
 
     def prepare(self, call: ModelCall) -> ModelCall:
         """Return the call with the messages and tools that this session renders."""
@@ -219,7 +227,8 @@ class SessionRecords:
                 if np.array_equal(prompt, np.concatenate([before, choice.ids])):
                     return choice
                 choice = Choice(None, (), choice.ids, "history")
-            reason = choice.reason or ("tools" if self.tree.knows(call.messages, except_tools=tools) else "")
+            is_known = self.tree(call.model).knows(call.messages, except_tools=tools)
+            reason = choice.reason or ("tools" if is_known else "")
             return Choice(None, call.messages, prompt, reason)
         return choice
 
@@ -242,7 +251,7 @@ class SessionRecords:
             record = point.record if point.record.ends_at(point) else self._branch(call, point, choice)
             if choice.messages:
                 self.episode.observe(choice.ids, record=record.trajectory)
-                record.last_node = self.tree.add(record.last_node, choice.messages)
+                record.last_node = self.tree(call.model).add(record.last_node, choice.messages)
                 self.add_point(record)
         record.is_sampling = True
         return record
@@ -310,8 +319,10 @@ class SessionRecords:
             raise CallRefusedError("budget_exhausted", str(error)) from error
         except PromptTooLongError as error:
             raise _context_full(error.num_tokens, error.max_tokens) from error
-        place = self.tree.add(self.tree.root(tools), call.messages)
-        record = OpenRecord(trajectory, name, tools, place, call.messages, call.headers, reason=choice.reason)
+        tree = self.tree(call.model)
+        place = tree.add(tree.root(tools), call.messages)
+        given = (call.messages, call.headers, self.options.untrained_name(call.model))
+        record = OpenRecord(trajectory, name, tools, place, *given, reason=choice.reason)
         self.records.append(record)
         if trajectory.num_prompt_tokens != len(choice.ids):
             # The run's policy cuts long prompts, but an agent must learn that its conversation does not fit.
@@ -333,6 +344,7 @@ class SessionRecords:
             last_node=point.place,
             prompt=parent.prompt,
             headers=call.headers,
+            untrained_model=parent.untrained_model,
             parent=parent,
             reason=choice.reason,
             num_turns=point.num_turns,

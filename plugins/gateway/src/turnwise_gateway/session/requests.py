@@ -1,22 +1,32 @@
-"""Refuses requests that ask for other options of the chat template, or for a form of the turn."""
+"""Refuses requests that the options of the session, the chat template or the engine exclude."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from turnwise.types import Capabilities
 from turnwise_gateway.calls import CallRefusedError, Constraint, ModelCall
 from turnwise_gateway.session.parts import SessionParts
 
 
 def check_request(call: ModelCall, parts: SessionParts) -> None:
     """Refuse a call that the options of the session exclude; `CallRefusedError` names the field."""
+    if parts.options.find_model(call.model) == "refuse":
+        text = f"the run refuses the model {call.model!r}: see the option models"
+        raise CallRefusedError("unsupported", text, param="model")
     for path, value in call.template_options.items():
         _check_template_option(path, value, parts.template_options)
     if parts.options.structured_output == "refuse":
         for constraint in call.constraints:
             if constraint.is_optional:
                 raise _refuse_constraint(constraint)
+
+
+def check_stop(call: ModelCall, engine: Capabilities) -> None:
+    """Refuse a call with stop strings that the engine cannot honour."""
+    if call.stop and not engine.stop_strings:
+        raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
 
 
 def _check_template_option(path: str, value: Any, own: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -11,22 +11,22 @@ import structlog
 from attrs import define, evolve, field
 
 from turnwise import Episode, GenerateResult, ToolCall, ToolResult
-from turnwise.errors import BudgetExhausted, EpisodeEnd
+from turnwise.errors import EpisodeEnd
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
 from turnwise_gateway.session.door import SessionDoor
-from turnwise_gateway.session.drafts import stream_reply
 from turnwise_gateway.session.field_counter import FieldCounter
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import UNTRAINED
+from turnwise_gateway.session.other_models import ForwardedCalls
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.records import OpenRecord, ResumePoint, SampledTurn, SessionRecords
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
-from turnwise_gateway.session.requests import check_request
-from turnwise_gateway.session.seeds import TurnSeeds
+from turnwise_gateway.session.requests import check_request, check_stop
+from turnwise_gateway.session.sampler import TurnSampler
 from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import CallIds, TurnReader
 from turnwise_gateway.session.written_calls import find_call_reader
@@ -49,6 +49,7 @@ class Session:
         limits: of its requests.
         book: its records.
         door: of its calls, with the listeners.
+        others: its calls for models of other servers.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
         exhausted: the last refusal for lack of budget or context; None when there was none.
         refused: the last refusal of any kind.
@@ -65,6 +66,7 @@ class Session:
     limits: CallLimits = field(init=False)
     book: SessionRecords = field(init=False)
     door: SessionDoor = field(init=False)
+    others: ForwardedCalls = field(init=False)
     error: Exception | None = field(default=None, init=False)
     exhausted: CallRefusedError | None = field(default=None, init=False)
     refused: CallRefusedError | None = field(default=None, init=False)
@@ -82,12 +84,13 @@ class Session:
     _num_turns: int = field(default=0, init=False)
     _kept: KeptTurns = field(factory=KeptTurns, init=False)
     _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
-    _seeds: TurnSeeds = field(factory=TurnSeeds, init=False)
+    _sampler: TurnSampler = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         parts = self.parts
         self.limits = CallLimits.of_context(self.episode.max_tokens)
         self.door = SessionDoor(self.fail, self.changed)
+        self.others = ForwardedCalls(parts.options, self.door, self._admit, self._count)
         self._ids = CallIds(parts.chat)
         split, calls = parts.split or split_think, find_call_reader(parts.parser, parts.chat)
         self.book = SessionRecords(self.episode, parts.chat, parts.options, self._ids, split, calls)
@@ -96,6 +99,7 @@ class Session:
         self._reader = TurnReader(
             chat=parts.chat, parser=parts.parser, split=parts.split, settle=parts.settle, keeps_malformed=keeps
         )
+        self._sampler = TurnSampler(self.episode, parts.seed, self._reader)
 
     @property
     def is_idle(self) -> bool:
@@ -193,9 +197,9 @@ class Session:
         return True
 
     async def _take_call(self, call: ModelCall) -> SampledTurn:
-        self.num_calls += 1
         with self.door.inside():
             try:
+                self._admit()
                 return await self._answer(call)
             except CallRefusedError as refusal:
                 self._note(refusal)
@@ -212,6 +216,7 @@ class Session:
         """Return a turn with an answer counted."""
         self._check(call)
         self._fields.count(call, self._count)
+        self.others.count_unlisted(call.model)
         rendering = Rendering(self.parts.chat, self.limits.max_tokens, self._rendering)
         while True:
             if (shared := self._kept.find_call(call)) is not None:
@@ -235,18 +240,21 @@ class Session:
         with refusing_depth():
             call = self.book.prepare(call)
             tools = self.book.tools_key(call.tools)
-            location = self.book.tree.locate(tools, call.messages)
+            location = self.book.tree(call.model).locate(tools, call.messages)
             return self.book.count_tokens(self.book.choose(call, tools, location, rendering))
 
     def _check(self, call: ModelCall) -> None:
         """Refuse a call that the session, or its engine, cannot answer."""
         self._check_open()
-        limit = self.parts.options.max_calls
-        if self.num_calls > limit:
-            raise CallRefusedError("budget_exhausted", f"the session has made its {limit} calls")
         check_request(call, self.parts)
-        if call.stop and not self.episode.capabilities.stop_strings:
-            raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
+        check_stop(call, self.episode.capabilities)
+
+    def _admit(self) -> None:
+        """Count a call; refuse it after the end, or when all calls have been made."""
+        self.num_calls += 1
+        self._check_open()
+        if self.num_calls > (limit := self.parts.options.max_calls):
+            raise CallRefusedError("budget_exhausted", f"the session has made its {limit} calls")
 
     def _check_open(self) -> None:
         self.door.check_open()
@@ -258,11 +266,11 @@ class Session:
         with refusing_depth():
             prepared = self.book.prepare(call)
             tools = self.book.tools_key(prepared.tools)
-            location = self.book.tree.locate(tools, prepared.messages)
+            location = self.book.tree(call.model).locate(tools, prepared.messages)
             self._deliver_echoed(location)
             choice = self.book.choose(prepared, tools, location, rendering)
         record = self.book.open(prepared, tools, choice)
-        for tolerance, number in self.book.tree.note(location).items():
+        for tolerance, number in self.book.tree(call.model).note(location).items():
             self._count(f"echo_{tolerance}", number)
         if choice.reason:
             self._count(f"forks_{choice.reason}")
@@ -290,7 +298,7 @@ class Session:
         provenance = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance)
         try:
-            result = await self._generate(call, record, head)
+            result = await self._sampler.sample(call, record, head)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
             shared.finish(self._keep(call, record, result, head, asked))
@@ -312,31 +320,6 @@ class Session:
         self._kept.remove_call(call, shared)
         self.changed.set()
 
-    async def _generate(self, call: ModelCall, record: OpenRecord, head: ReplyHead) -> GenerateResult:
-        trajectory = record.trajectory
-        room = self.episode.remaining(trajectory)
-        if room < 1:
-            num_tokens = len(trajectory)
-            text = f"the conversation has {num_tokens} tokens and fills the context"
-            raise CallRefusedError("context_length_exceeded", text, num_tokens=num_tokens, max_tokens=num_tokens)
-        try:
-            return await self.episode.sample(
-                self._seeds.sampling(record, self.episode, self.parts.seed),
-                record=trajectory,
-                max_tokens=call.max_tokens,
-                stop=call.stop,
-                on_tokens=self._listener(call, head),
-            )
-        except BudgetExhausted as error:
-            raise CallRefusedError("budget_exhausted", str(error)) from error
-
-    def _listener(self, call: ModelCall, head: ReplyHead) -> Callable[[Sequence[int]], None] | None:
-        """Return the listener of the engine's request, for a stream that can be read while it is sampled."""
-        draft = self._reader.draft(call, (*call.stop, *self.episode.sampling.stop)) if call.partial_reply else None
-        return (
-            None if call.partial_reply is None or draft is None else stream_reply(call.partial_reply, draft, head.part)
-        )
-
     def _keep(
         self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead, asked: ModelCall
     ) -> SampledTurn:
@@ -345,7 +328,7 @@ class Session:
         assign = partial(self._ids.assign, messages=asked.messages, record_name=name, turn=record.num_turns + 1)
         read = self._reader.read(result, call, assign)
         stops = call.stop if read.stop is None else (*call.stop, read.stop)
-        place = self.book.tree.add_turn(record.last_node, read.message, stops)
+        place = self.book.tree(call.model).add_turn(record.last_node, read.message, stops)
         for tool_call in read.tool_calls:
             self.book.name_call(tool_call.id, tool_call.name)
         reply = head.whole(result, read, self._reader.token_texts(result.token_ids) if call.logprobs else ())
@@ -388,7 +371,7 @@ class Session:
         """Forget a turn that no client has."""
         self._kept.remove_turn(turn)
         turn.record.turn = None
-        self.book.tree.remove_turn(turn.place)
+        self.book.tree(turn.call.model).remove_turn(turn.place)
         self._count("undelivered_turns")
         self._count("undelivered_tokens", len(turn.result.token_ids))
 

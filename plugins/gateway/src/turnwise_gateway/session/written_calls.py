@@ -10,8 +10,8 @@ import numpy as np
 
 from turnwise import Chat, ToolCall, ToolParser
 from turnwise.messages import format_arguments
+from turnwise.task_tools import parse_turn
 from turnwise.types import ToolSchema
-from turnwise_gateway.session.turns import parse_turn
 from turnwise_gateway.tree.messages import NamedCalls, ReadCalls
 
 _MAX_PARSED_CHARS: Final = 1 << 20

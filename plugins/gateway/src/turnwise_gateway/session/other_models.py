@@ -1,0 +1,59 @@
+"""The names of models in the calls of a session, and its calls for models that other servers have."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from attrs import define
+
+from turnwise_gateway.calls import ForwardedCall
+from turnwise_gateway.models import Endpoint
+from turnwise_gateway.session.door import SessionDoor
+from turnwise_gateway.session.options import SessionOptions
+
+_FIRST_ERROR: Final = 400
+
+
+@define(eq=False)
+class ForwardedCalls:
+    """
+    See `turnwise_gateway.calls.OtherModels`.
+
+    Attributes:
+        options: of the session.
+        door: of its calls.
+        admit: counts a call, and refuses it when the session has made all its calls.
+        count: adds to a metric.
+    """
+
+    options: SessionOptions
+    door: SessionDoor
+    admit: Callable[[], None]
+    count: Callable[[str, float], None]
+
+    @property
+    def has_endpoints(self) -> bool:
+        return self.options.has_endpoints
+
+    def count_unlisted(self, name: str) -> None:
+        """Count a call of the policy by a name that the options do not know."""
+        if not self.options.knows_model(name):
+            self.count("unlisted_model_calls", 1)
+
+    def find_endpoint(self, model: str) -> Endpoint | None:
+        found = self.options.find_model(model)
+        return found if isinstance(found, Endpoint) else None
+
+    @asynccontextmanager
+    async def forwarding(self) -> AsyncIterator[Callable[[ForwardedCall], None]]:
+        async with self.door.holding():
+            with self.door.inside():  # an agent that waits for another model is not idle
+                self.admit()
+                yield self._note
+
+    def _note(self, call: ForwardedCall) -> None:
+        self.count("forwarded_calls", 1)
+        self.count("forwarded_failures", call.status >= _FIRST_ERROR or call.status == 0)
+        self.door.tell(lambda each: each.on_forwarded(call))

@@ -120,6 +120,12 @@ def test_reasoning_alone_is_empty():
             assistant("a", tool_calls=calls('{"x":1}')),
             {"whitespace", "reasoning_dropped", "arguments"},
         ),
+        (assistant("a", tool_calls=calls("{}")), assistant(None, tool_calls=calls("{}")), {"text_dropped"}),
+        (
+            assistant("<think>r</think>a", tool_calls=calls("{}")),
+            assistant("", tool_calls=calls("{ }")),
+            {"text_dropped", "reasoning_dropped", "arguments"},
+        ),
     ],
 )
 def test_each_tolerance_has_a_name(own, echo, expected):

@@ -103,6 +103,14 @@ ECHOES = {
         [{"role": "assistant", "content": "<think>\nI must add.\n</think>Let me look.", "tool_calls": [CALL]}],
         {"think_text"},
     ),
+    "later: Semantic Kernel": (
+        [{"role": "assistant", "tool_calls": [CALL]}],
+        {"reasoning_dropped", "text_dropped"},
+    ),
+    "later: CrewAI": (
+        [{"role": "assistant", "content": "", "tool_calls": [CALL]}],
+        {"reasoning_dropped", "text_dropped"},
+    ),
     "beyond R4: smolagents": (
         [{"role": "assistant", "content": f"Let me look.\nCalling tools:\n{[LISTED]}"}],
         {"reasoning_dropped", "calls_as_text", "whitespace"},
@@ -161,10 +169,23 @@ def test_the_measured_calls_need_no_wider_rule():
         {**TURN, "tool_calls": [CALL, CALL]},
         {**TURN, "tool_calls": []},
         {**TURN, "reasoning_content": "I must subtract."},
+        {"role": "assistant", "tool_calls": with_arguments('{"a": "é", "b": 2}')},
+        {"role": "assistant", "tool_calls": [CALL, CALL]},
         {**TURN, "role": "user"},
         {"role": "user", "content": f"Calling tools:\n{[CALL]}"},
     ],
-    ids=["text", "value", "number", "more calls", "no calls", "reasoning", "role", "smolagents"],
+    ids=[
+        "text",
+        "value",
+        "number",
+        "more calls",
+        "no calls",
+        "reasoning",
+        "value alone",
+        "more calls alone",
+        "role",
+        "smolagents",
+    ],
 )
 def test_a_changed_echo_is_another_turn(echo):
     """A changed letter, value or reasoning is not the turn of the model."""

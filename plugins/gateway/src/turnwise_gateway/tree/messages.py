@@ -34,6 +34,7 @@ TOLERANCES: Final = (
     "null_content",
     "arguments",
     "reasoning_dropped",
+    "text_dropped",
     "whitespace",
     "empty_message",
     "stop_string",
@@ -78,6 +79,10 @@ class NormalForm:
         if self.has_text_calls and not own.has_text_calls:
             return (self.role, self.text, sorted(self.calls)) == (own.role, own.text, sorted(own.calls))
         return self.key == own.key
+
+    def echoes_calls(self, own: NormalForm) -> bool:
+        """Return whether this is the form of an echo that has the calls of a message, and nothing of its text."""
+        return bool(self.calls) and (self.role, self.text, self.calls) == (own.role, "", own.calls)
 
     def without_end(self, end: str) -> NormalForm:
         """Return the form of the message without the end of its text."""
@@ -192,7 +197,8 @@ def name_tolerances(
         if not content and not echoed:
             found.add("null_content")
         else:
-            found |= _name_text_tolerances(content or "", echoed or "", split)
+            has_calls = bool(own.get("tool_calls") and echo.get("tool_calls"))
+            found |= _name_text_tolerances(content or "", echoed or "", split, has_calls=has_calls)
     if "calls_as_text" not in found and _arguments(own) != _arguments(echo):
         found.add("arguments")
     reasoning, kept = own.get("reasoning_content") or "", echo.get("reasoning_content") or ""
@@ -208,9 +214,11 @@ def tools_key(tools: Iterable[Any]) -> str:
     return sys.intern(json.dumps(list(tools), sort_keys=True))  # one object for all sessions with these tools
 
 
-def _name_text_tolerances(text: str, echoed: str, split: Split) -> set[str]:
+def _name_text_tolerances(text: str, echoed: str, split: Split, *, has_calls: bool) -> set[str]:
     found = set()
     (reasoning, rest), (kept, rest_kept) = split(text), split(echoed)
+    if rest.strip() and has_calls and not echoed.strip():
+        return {"text_dropped", *(("reasoning_dropped",) if reasoning.strip() else ())}
     if bool(reasoning.strip()) != bool(kept.strip()):
         found.add("think_text" if kept.strip() else "reasoning_dropped")
     if rest.strip() != rest_kept.strip():

@@ -71,6 +71,8 @@ class ConversationNode(Generic[T]):
         kept = form.reasoning in ("", reasoning) or not (reasoning or self.is_turn)
         return kept and (
             form.echoes(own)
+            # The calls identify the turn, so the record keeps the text, as it keeps reasoning that a client drops.
+            or (self.is_turn and form.echoes_calls(own))
             or any(form.text.endswith(stop) and form.without_end(stop).echoes(own) for stop in self.stops)
         )
 

@@ -157,7 +157,7 @@ class ScriptedBackend:
     async def forwarding(self):
         yield self.forwarded.append
 
-    def note_refusal(self, refusal):
+    def note_refusal(self, call, refusal):
         self.refusals.append(refusal)
 
     async def count_tokens(self, call):

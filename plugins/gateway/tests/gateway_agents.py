@@ -62,6 +62,20 @@ async def swallow(task, client):
     return 1.0
 
 
+async def fail_after_a_refusal(task, client):
+    """End with an own error after a refused call; `extra` of the task says whether calls are served before."""
+    if task.extra["served"]:
+        await converse(task, client)
+    body = {"model": client.model, "messages": [{"role": "user", "content": "Hi."}], "n": 3}
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{client.openai_base_url}/chat/completions", json=body) as response,
+    ):
+        assert response.status == 400
+    raise RefusedError("no idea")
+
+
 async def be_silent(task, client):
     """End without a call."""
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,13 @@ TASKS = [
 ]
 
 
-def write_run(folder: Path) -> Path:
-    """Write a config, its data set and the plugin of its engine; return the config."""
+def write_run(folder: Path, **agent: object) -> Path:
+    """Write a config with options of its agent, its data set and the plugin of its engine; return the config."""
     install_plugin(folder / "plugins", "turnwise_served_parts", PARTS)
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     config = folder / "run.yaml"
-    config.write_text(CONFIG)
+    more = "".join(f", {name}: {json.dumps(value)}" for name, value in agent.items())
+    config.write_text(CONFIG.replace("max_calls: 5", f"max_calls: 5{more}"))
     return config
 
 
@@ -148,16 +149,17 @@ def leave(session: dict[str, Any], messages: list[dict[str, Any]]) -> None:
 
 def request(method: str, url: str, body: object, key: str, status: int) -> Any:
     """Send a request, check its status and return its JSON."""
-    sent = urllib.request.Request(
-        url,
-        None if body is None else json.dumps(body).encode(),
-        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-        method=method,
-    )
+    found, reply = send(method, url, None if body is None else json.dumps(body).encode(), key)
+    assert status == found, reply
+    return reply
+
+
+def send(method: str, url: str, body: bytes | None, key: str, headers: Mapping[str, str] = {}) -> tuple[int, Any]:
+    """Send a request; return its status and its JSON."""
+    head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers}
+    sent = urllib.request.Request(url, body, head, method=method)
     try:
         with urllib.request.urlopen(sent, timeout=600) as response:
-            found, text = response.status, response.read()
+            return response.status, json.load(response)
     except urllib.error.HTTPError as error:
-        found, text = error.code, error.read()
-    assert status == found, text
-    return json.loads(text)
+        return error.code, json.load(error)

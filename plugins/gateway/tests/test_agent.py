@@ -114,8 +114,24 @@ def test_a_score_without_a_turn_is_the_agents_failure():
     done = run(build_probe(function="gateway_agents:swallow"))
 
     assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
-    assert "has no turn of the model; the last call was refused: unsupported: " in done.result.fault.message
+    assert "no call was served; the last one was refused: the engine cannot end a turn" in done.result.fault.message
     assert done.result.reward is None
+
+
+@pytest.mark.parametrize(
+    ("served", "expected"),
+    [
+        (False, "RefusedError: no idea; no call was served; the last one was refused: 'n' is not supported"),
+        (True, "RefusedError: no idea; the last call was refused: 'n' is not supported"),
+    ],
+)
+def test_a_failure_after_a_refusal_names_it(served, expected):
+    """The fault of an agent that fails has its own error and the refusal that it may come from."""
+    probe = build_probe(function="gateway_agents:fail_after_a_refusal")
+    done = asyncio.run(probe.run(evolve(make_task(), extra={"served": served})))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert expected in done.result.fault.message
 
 
 @pytest.mark.parametrize("parser", [None, ThinkTags(ThinkTagsConfig())])

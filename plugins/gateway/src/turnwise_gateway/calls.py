@@ -65,7 +65,7 @@ class ModelCall:
         headers: of the request, names in lower case; a session reads the lineage of sub-agents from them.
         model: name that the agent sent; replies repeat it.
         ignored: fields that have no effect here; a session counts them.
-        body: of the request as it came, where the server has it.
+        body: of the request as it came, where the server has it; None if the server has not read all of it.
         partial_reply: receives the reply while it is sampled; None for a caller that waits for the whole reply.
     """
 
@@ -85,7 +85,7 @@ class ModelCall:
     headers: Mapping[str, str] = field(factory=dict)
     model: str = ""
     ignored: tuple[str, ...] = ()
-    body: bytes = field(default=b"", eq=False, repr=False)
+    body: bytes | None = field(default=b"", eq=False, repr=False)
     partial_reply: PartialReply | None = field(default=None, eq=False, repr=False)
 
 
@@ -227,8 +227,14 @@ class SessionBackend(Protocol):
     def limits(self) -> CallLimits:
         """Limits of its requests; the server checks them."""
 
-    def note_refusal(self, refusal: CallRefusedError) -> None:
-        """Take note of a call that the server has refused by the limits."""
+    def note_refusal(self, call: ModelCall, refusal: CallRefusedError) -> None:
+        """
+        Take note of a call that the server has refused.
+
+        Args:
+            call: with dialect, headers and body alone, for the request was not understood.
+            refusal: the reason.
+        """
 
     async def answer(self, call: ModelCall) -> Answer:
         """

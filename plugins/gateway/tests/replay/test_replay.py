@@ -18,6 +18,10 @@ from turnwise_gateway.replay.request_file import FORMAT, log_session, read_reque
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 
+CAPABILITIES = {"logprobs": True, "seeds": True, "stop_strings": True, "abort": True}
+CAPABILITIES |= {"max_context": None, "vocab_size": None}
+
+
 def wander(served: Served) -> None:
     """Continue, repeat, go back, call twice at once and leave; then end the session."""
     session = served.open(uid="t1")
@@ -99,7 +103,7 @@ def test_the_first_difference_is_named() -> None:
         ("", "not a file with the requests"),
         ("{}", "not a file with the requests"),
         (f'{{"format": "{FORMAT}", "version": 99}}', "version 99"),
-        (f'{{"format": "{FORMAT}", "version": 1}}', "cannot be read"),
+        (f'{{"format": "{FORMAT}", "version": 2}}', "cannot be read"),
         ("no json", "cannot be read"),
     ],
 )
@@ -114,7 +118,13 @@ def test_other_files_are_refused(text: str, expected: str, tmp_path: Path) -> No
 
 def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     """The process was killed while it wrote it."""
-    head = {"format": FORMAT, "version": 1, "task": {"messages": [], "uid": "t"}, "rollout_n": 0}
+    head = {
+        "format": FORMAT,
+        "version": 2,
+        "capabilities": CAPABILITIES,
+        "task": {"messages": [], "uid": "t"},
+        "rollout_n": 0,
+    }
     head |= {"global_step": 0, "validation": False}
     file = tmp_path / "requests.jsonl"
     file.write_text(json.dumps(head) + '\n{"event": "left", "call": 0}\n{"event": "le')

@@ -15,6 +15,7 @@ from aiohttp import ClientSession, web
 from attrs import frozen
 
 from turnwise.descriptors import MOST, raise_descriptor_limit
+from turnwise_gateway.calls import CallRefusedError, ModelCall
 from turnwise_gateway.control.control_server import ControlServer, build_app, json_reply, read_body
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
@@ -58,6 +59,9 @@ class Limited:
 
     def __init__(self) -> None:
         self.limits = CallLimits.of_context(1000)
+
+    def note_refusal(self, _call: ModelCall, _refusal: CallRefusedError) -> None:
+        """Do nothing."""
 
 
 @asynccontextmanager

@@ -163,7 +163,7 @@ def test_nothing_is_told_or_counted_after_the_end():
         for call in calls:
             with pytest.raises(CallRefusedError, match="has ended"):
                 await call()
-        session.note_refusal(CallRefusedError("context_length_exceeded", "it is too long"))
+        session.note_refusal(make_call(), CallRefusedError("context_length_exceeded", "it is too long"))
         assert ending.is_set()
 
     done = Sessions().run(scenario)

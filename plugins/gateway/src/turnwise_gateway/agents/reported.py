@@ -26,13 +26,21 @@ def note_score(session: Session, score: object, metrics: Mapping[str, float]) ->
 
 def check_turns(session: Session) -> None:
     """Raise a `ProgramFailedError` for an agent that has read no token of the model: there is nothing to score."""
-    if any(len(turn.reply.token_ids) for turn in session.transcript):
+    if session.has_turn:
         return
     if session.num_calls == 0:
         raise ProgramFailedError("the agent ended without a call of the model")
-    refused = session.refused
-    reason = "" if refused is None else f"; the last call was refused: {refused.kind}: {refused.message}"
-    raise ProgramFailedError(f"the agent made {session.num_calls} calls and has no turn of the model{reason}")
+    if refused := describe_refusal(session):
+        raise ProgramFailedError(refused)
+    raise ProgramFailedError(f"the agent made {session.num_calls} calls and has no turn of the model")
+
+
+def describe_refusal(session: Session) -> str:
+    """Return a sentence about the last call that was refused; empty if a turn came after it, or there is none."""
+    if session.has_turn:
+        return "" if session.refused is None else f"the last call was refused: {session.refused.message}"
+    refused = session.refused or session.exhausted
+    return "" if refused is None else f"no call was served; the last one was refused: {refused.message}"
 
 
 def _place_score(session: Session, score: object) -> object:

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from turnwise.errors import BudgetExhausted, DeadlineExceeded, PromptTooLongError
+from turnwise.errors import BudgetExhausted, DeadlineExceeded, PromptTooLongError, TurnwiseError, describe
 from turnwise.record.limit import PROMPT
+from turnwise_gateway.agents.reported import describe_refusal
 from turnwise_gateway.config import AgentLimits
+from turnwise_gateway.programs.program import ProgramFailedError
 from turnwise_gateway.refusal import CallRefusedError
 from turnwise_gateway.session.session import Session
 
@@ -21,6 +23,7 @@ async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, con
         PromptTooLongError: the first prompt is longer than the run allows.
         BudgetExhausted: the session ran out of budget, or of context and the agent failed.
         DeadlineExceeded: the attempt took too long, or the agent made no call for too long.
+        ProgramFailedError: the agent failed after a call was refused.
     """
     async with asyncio.TaskGroup() as group:
         running = group.create_task(_run(agent, session))
@@ -36,9 +39,25 @@ async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, con
     if refusal is not None and isinstance(refusal.__cause__, PromptTooLongError) and not session.transcript:
         raise refusal.__cause__  # the run does not take the agent's first prompt
     if refusal is not None and (refusal.kind == "budget_exhausted" or error is not None):
+        if session.refused is not None and not session.has_turn:  # its budget was spent on refused calls
+            raise ProgramFailedError(describe_refusal(session)) from error
         raise _name_limit(refusal)
     if error is not None:
-        raise error
+        raise _add_refusal(error, describe_refusal(session))
+
+
+def _add_refusal(error: Exception, refused: str) -> Exception:
+    """Return the error of an agent with the refusal that it may come from; libraries quote the refusal themselves."""
+    if not refused or refused.partition(": ")[2] in str(error):
+        return error
+    if isinstance(error, DeadlineExceeded):
+        return DeadlineExceeded(f"{error}; {refused}")
+    if isinstance(error, TurnwiseError):
+        return error
+    text = str(error) if isinstance(error, ProgramFailedError) else describe(error)
+    failed = ProgramFailedError(f"{text}; {refused}")
+    failed.__cause__ = error
+    return failed
 
 
 def _name_limit(refusal: CallRefusedError) -> BudgetExhausted:

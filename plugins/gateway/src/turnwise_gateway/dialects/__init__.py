@@ -12,7 +12,7 @@ from typing import Final
 from turnwise_gateway.dialects.chat import CHAT
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import headers_of, status_of
-from turnwise_gateway.dialects.exchange import Exchange, Received
+from turnwise_gateway.dialects.exchange import Exchange, Received, keep_headers
 from turnwise_gateway.dialects.messages import MESSAGES
 from turnwise_gateway.dialects.request_body import RequestMemory
 from turnwise_gateway.dialects.responses import RESPONSES
@@ -25,6 +25,7 @@ __all__ = [
     "RequestMemory",
     "find_dialect",
     "headers_of",
+    "keep_headers",
     "read_exchange",
     "status_of",
     "write_json",

@@ -24,6 +24,11 @@ _MAX_IGNORED_CHARS = 64
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
+def keep_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request without keys, with names in lower case."""
+    return {name.lower(): value for name, value in headers.items() if name.lower() not in _SECRET_HEADERS}
+
+
 @frozen
 class Received:
     """
@@ -44,8 +49,7 @@ class Received:
     @classmethod
     def of(cls, body: RequestBody, headers: Mapping[str, str], source: bytes, *, is_question: bool) -> Received:
         """Return a request without the headers that have keys."""
-        kept = {name.lower(): value for name, value in headers.items()}
-        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS}, source, is_question)
+        return cls(body, keep_headers(headers), source, is_question)
 
     def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
         """

@@ -39,11 +39,12 @@ class RecordedEngine:
     Attributes:
         turns: to give, in the order of the calls; a request takes its turn out.
         unknown: requests that wait because no turn was recorded for them.
+        capabilities: of the engine that was recorded.
     """
 
     turns: list[RecordedTurn] = field(factory=list)
     unknown: list[asyncio.Future[GenerateResult]] = field(factory=list)
-    capabilities: Capabilities = field(factory=lambda: Capabilities(seeds=True, abort=True, stop_strings=True))
+    capabilities: Capabilities = field(factory=Capabilities)
 
     async def start(self) -> None:
         """Do nothing."""

@@ -8,7 +8,7 @@ recording says so, and a turn counts as delivered when it did then. So the repla
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from turnwise import Episode
 from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn
-from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_result
+from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_body, read_result
 from turnwise_gateway.session.door import SessionListener
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session, Spawn
@@ -90,6 +90,7 @@ class SessionReplay(SessionListener):
             for event in events
         }
         self.engine.turns[:] = self._turns.values()
+        self.engine.capabilities = self.file.capabilities
 
     def open(self, episode: Episode, parts: SessionParts, name: str, spawn: Spawn) -> Session:
         """Return the session to send the requests to."""
@@ -119,6 +120,13 @@ class SessionReplay(SessionListener):
         state.outcome = f"turn {provenance['turn']} of record {provenance['record']}"
         return _HeldAnswer(state.answer)
 
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        """Note that the gateway has refused the request that was sent last."""
+        state = self._calls[-1]
+        state.outcome = f"refused ({refusal.kind})"
+        state.arrived.set()
+        state.settled.set()
+
     async def run(self, client: ModelClient) -> None:
         """
         Send the requests.
@@ -142,10 +150,15 @@ class SessionReplay(SessionListener):
         if event["event"] == "call":
             call = _Call(event["call"])
             self._calls.append(call)
-            call.sending = group.create_task(_send(http, client.anthropic_base_url + event["path"], event))
+            if (body := read_body(event)) is None:  # it cannot be sent again
+                return
+            url = client.anthropic_base_url + event["path"]
+            call.sending = group.create_task(_send(http, url, body, event["headers"]))
             await self._wait(call, call.arrived, "arrives")
             return
         call = self._calls[event["call"]]
+        if call.sending is None:
+            return
         match event["event"]:
             case "answer":
                 if call.number in self._turns:
@@ -156,7 +169,6 @@ class SessionReplay(SessionListener):
                     self.engine.fail_unknown()
                 await self._expect(call, f"refused ({event['kind']})")
             case "left":
-                assert call.sending is not None, "a call that left was sent"
                 call.sending.cancel()
                 await self._expect(call, "left")
             case outcome if call.answer is not None:
@@ -199,14 +211,18 @@ class ReplayedSession(Session):
 
     replay: SessionReplay = field(kw_only=True)
 
+    def note_refusal(self, call: ModelCall, refusal: CallRefusedError) -> None:
+        super().note_refusal(call, refusal)
+        self.replay.note_refusal(refusal)
+
     async def answer(self, call: ModelCall) -> Answer:
         return await self.replay.hold_answer(super().answer(call))
 
 
-async def _send(http: aiohttp.ClientSession, url: str, event: Event) -> None:
-    headers = {"Content-Type": "application/json", **event["headers"]}
+async def _send(http: aiohttp.ClientSession, url: str, body: bytes, given: Mapping[str, str]) -> None:
+    headers = {"Content-Type": "application/json", **given}
     try:
-        async with http.post(url, data=event["body"].encode(), headers=headers) as response:
+        async with http.post(url, data=body, headers=headers) as response:
             await response.read()
     except aiohttp.ClientError:
         return  # a stream that was refused half-way breaks, as it did when it was recorded

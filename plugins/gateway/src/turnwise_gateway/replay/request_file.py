@@ -1,12 +1,14 @@
 """
 The file of a session's requests: JSON lines, in the order in which things happened.
 
-The first line has the format and the task. Each other line is an `event`, of the `call` with a number from 0:
+The first line has the format, the task and the capabilities of the engine. Each other line is an `event`, of the
+`call` with a number from 0:
 
-- `call`: a request came, with `path`, `headers` without keys, and `body` as it was sent.
+- `call`: a request came, with `path`, `headers` without keys, and `body` as it was sent: a text, `base64` of bytes that
+  are no text, or null if the gateway has not read all of it.
 - `answer`: a turn was sampled for it, or given to it again: `turn` is the id of the turn, `record` and `number` its
   place. The first answer with a turn has its `result`, and size and digest of its `context`.
-- `refused`: the request has no answer; `kind` as in `turnwise_gateway.calls.CallRefusedError`.
+- `refused`: the request has no answer; `kind`, `message` and `param` as in `turnwise_gateway.calls.CallRefusedError`.
 - `left`: the client left before there was an answer.
 - `delivered`, `released`: the client has the answer, or left before it had the last byte.
 - `lost`: after `delivered`, the connection broke before the client had read the answer.
@@ -20,7 +22,9 @@ Numbers that JSON has not are written as Python does, such as `-Infinity`.
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -31,7 +35,7 @@ from attrs import asdict, define, evolve, field, frozen
 
 from turnwise import Episode, FinishReason, GenerateResult, Task
 from turnwise.errors import DataError, describe
-from turnwise.types import TokenArray
+from turnwise.types import Capabilities, TokenArray
 from turnwise_gateway.calls import CallRefusedError, ForwardedCall, ModelCall
 from turnwise_gateway.dialects import find_dialect
 from turnwise_gateway.session.delivery import Outcome
@@ -40,7 +44,8 @@ from turnwise_gateway.session.records import SampledTurn
 from turnwise_gateway.session.session import Session
 
 FORMAT: Final = "turnwise requests of a session"
-VERSION: Final = 1
+VERSION: Final = 2
+_CAPABILITIES: Final = ("logprobs", "seeds", "stop_strings", "abort", "max_context", "vocab_size")
 _WIRE_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
 """Headers of a connection and not of the request."""
 
@@ -88,20 +93,26 @@ class RequestLog(SessionListener):
     def __attrs_post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         episode = self.session.episode
-        head = {"format": FORMAT, "version": VERSION, "session": self.session.name, "task": asdict(episode.task)}
         names = ("rollout_n", "global_step", "validation")
-        self._write({**head, **{name: getattr(episode, name) for name in names}})
+        self._write(
+            {
+                **{"format": FORMAT, "version": VERSION, "session": self.session.name, "task": asdict(episode.task)},
+                **{name: getattr(episode, name) for name in names},
+                "capabilities": {name: getattr(episode.capabilities, name) for name in _CAPABILITIES},
+            }
+        )
 
     def on_call(self, number: int, call: ModelCall) -> None:
         headers = {name: value for name, value in call.headers.items() if name not in _WIRE_HEADERS}
-        path, body = f"/{find_dialect(call.dialect).path}", call.body.decode()
-        self._write({"event": "call", "call": number, "path": path, "headers": headers, "body": body})
+        path = f"/{find_dialect(call.dialect).path}"
+        self._write({"event": "call", "call": number, "path": path, "headers": headers, **_write_body(call.body)})
 
     def on_answer(self, number: int, turn: SampledTurn) -> None:
         self._write({"event": "answer", "call": number, **self._describe(number, turn)})
 
     def on_refused(self, number: int, refusal: CallRefusedError) -> None:
-        self._write({"event": "refused", "call": number, "kind": refusal.kind})
+        described = {"kind": refusal.kind, "message": refusal.message, "param": refusal.param}
+        self._write({"event": "refused", "call": number, **described})
 
     def on_left(self, number: int) -> None:
         self._write({"event": "left", "call": number})
@@ -135,8 +146,27 @@ class RequestLog(SessionListener):
         return {**described, "context": [size, digest], "result": _plain(asdict(turn.result))}
 
     def _write(self, event: Event) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8", opener=_open_privately) as file:
             file.write(json.dumps(event) + "\n")
+
+
+def _open_privately(path: str, flags: int) -> int:
+    # Prompts may be confidential, and the folder may be one that others read.
+    return os.open(path, flags, 0o600)
+
+
+def _write_body(body: bytes | None) -> Event:
+    try:
+        return {"body": None if body is None else body.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(body or b"").decode("ascii")}
+
+
+def read_body(event: Event) -> bytes | None:
+    """Return the body of a request; None if the gateway had not read all of it."""
+    if "base64" in event:
+        return base64.b64decode(event["base64"])
+    return None if event["body"] is None else str(event["body"]).encode()
 
 
 def log_session(session: Session, folder: str | Path | None) -> None:
@@ -156,6 +186,7 @@ class RequestFile:
         rollout_n: number of the episode.
         global_step: of the episode.
         validation: of the episode.
+        capabilities: of the engine, as far as the answers of a session depend on them.
         events: in order, without the end.
         records: of the session; None when the file has no end.
     """
@@ -165,6 +196,7 @@ class RequestFile:
     rollout_n: int
     global_step: int
     validation: bool
+    capabilities: Capabilities
     events: tuple[Event, ...]
     records: list[Event] | None
 
@@ -189,6 +221,7 @@ def read_requests(path: Path) -> RequestFile:
             rollout_n=head["rollout_n"],
             global_step=head["global_step"],
             validation=head["validation"],
+            capabilities=Capabilities(**{name: head["capabilities"][name] for name in _CAPABILITIES}),
             events=tuple(events[: ends[0]] if ends else events),
             records=events[ends[0]]["records"] if ends else None,
         )

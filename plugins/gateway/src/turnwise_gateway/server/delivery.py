@@ -35,8 +35,8 @@ class Delivery:
     options: ServerOptions
     outcome: str = "cancelled"
     reply: ModelReply | None = None
+    refusal: CallRefusedError | None = None
     _answer: Answer | None = None
-    _refusal: CallRefusedError | None = None
     _partial_reply: PartialReply | None = None
     _last_write: float = 0.0
     _is_broken: bool = False
@@ -63,15 +63,15 @@ class Delivery:
             self._answer = await backend.answer(call)
             self.reply = self._answer.reply
         except CallRefusedError as error:
-            self._refusal = error
+            self.refusal = error
         except asyncio.CancelledError:
             # The session may have ended a task that this one waited for, while the client is still there.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            self._refusal = CallRefusedError("engine", "the session ended the call")
+            self.refusal = CallRefusedError("engine", "the session ended the call")
         except Exception as error:  # noqa: BLE001  # a session's bug must not look like the end of a stream
             structlog.get_logger().exception("a session failed to answer a call", error=str(error))
-            self._refusal = CallRefusedError("engine", "the session failed to answer")
+            self.refusal = CallRefusedError("engine", "the session failed to answer")
 
     async def respond(self, request: web.BaseRequest, backend: SessionBackend) -> web.StreamResponse:
         """
@@ -99,7 +99,7 @@ class Delivery:
                 if not await self._write_next(request, response, fetching, partial_reply):
                     fetching.cancel()
                     break
-        if self._answer is None and self._refusal is None:
+        if self._answer is None and self.refusal is None:
             self.outcome = "client_gone"
             return response
         try:
@@ -116,9 +116,9 @@ class Delivery:
 
     def _compose(self) -> bytes:
         """Return the body or the events of the reply; `CallRefusedError` if there is none or it cannot be written."""
-        if self._refusal is not None:
-            self.outcome = self._refusal.kind
-            raise self._refusal
+        if self.refusal is not None:
+            self.outcome = self.refusal.kind
+            raise self.refusal
         assert self.reply is not None, "a call ends with a reply or with a refusal"
         if self._is_broken:
             self.outcome = "engine"

@@ -11,8 +11,8 @@ from aiohttp import web
 from attrs import define
 
 from turnwise.types import JsonObject
-from turnwise_gateway.calls import CallerCheck, CallRefusedError, Directory, SessionBackend
-from turnwise_gateway.dialects import Dialect, headers_of, status_of, write_json
+from turnwise_gateway.calls import CallerCheck, CallRefusedError, Directory, ModelCall, SessionBackend
+from turnwise_gateway.dialects import Dialect, headers_of, keep_headers, status_of, write_json
 from turnwise_gateway.dialects.fields import MAX_NAME_CHARS
 from turnwise_gateway.server.body_reader import BodyReader
 from turnwise_gateway.server.closing import close_runner
@@ -27,33 +27,43 @@ from turnwise_gateway.server.tool_replies import ToolReplies
 FOREIGN_CALLER = (
     "the API key was given to another program; the agent's option `bind_keys: false` lets proxies and containers call"
 )
+_MAX_REASON_CHARS = 300
 _SHUTDOWN_S = 1.0
 """Time for calls in flight when the server stops; then their handlers are cancelled."""
 
 
 @define
 class _Line:
-    """The log line of a request; it has no keys and no texts."""
+    """The log line of a request; it has no keys, and of texts only what a refusal quotes."""
 
     started: float
     route: Route | None = None
     status: int = 0
     delivery: Delivery | None = None
-    error: str | None = None
+    refused: tuple[str, str | None, str] | None = None
+
+    def note(self, refusal: CallRefusedError) -> None:
+        # Without the error itself: its traceback has this line, and so would keep all of a request for a while.
+        self.refused = refusal.kind, refusal.param, refusal.message[:_MAX_REASON_CHARS]
 
     def write(self) -> None:
         values: dict[str, object] = {"status": self.status, "seconds": round(time.perf_counter() - self.started, 4)}
         if self.route is not None:
             route = self.route
             values |= {"action": route.action, "dialect": route.dialect.name, "session": route.session_id}
-        outcome = self.error
+        outcome = None
         if self.delivery is not None:
             call, reply = self.delivery.exchange.call, self.delivery.reply
-            outcome = self.error or self.delivery.outcome
+            outcome = self.delivery.outcome
+            if self.delivery.refusal is not None:
+                self.note(self.delivery.refusal)
             values |= {"stream": call.stream, "ignored": call.ignored}
             if reply is not None:
                 values |= {"finish": reply.finish, "prompt_tokens": reply.usage.prompt_tokens}
                 values["completion_tokens"] = reply.usage.completion_tokens
+        if self.refused is not None:
+            kind, values["field"], values["reason"] = self.refused
+            outcome = outcome if outcome == "client_gone" else kind
         log = structlog.get_logger()
         (log.debug if outcome in {None, "delivered"} else log.info)("call of an agent", outcome=outcome, **values)
 
@@ -142,12 +152,14 @@ class GatewayServer:
             response = await self._respond(request, path, line)
             line.status = response.status
         except CallRefusedError as error:
-            line.error, line.status = error.kind, status_of(error)
+            line.status = status_of(error)
+            line.note(error)
             response = _write_error(self._dialect(request, path, line), error)
         except Exception as error:  # noqa: BLE001  # a client gets JSON in its dialect and no text of ours
             structlog.get_logger().exception("a request failed", error=str(error))
-            line.error, line.status = "engine", 500
             failure = CallRefusedError("engine", "the server failed")
+            line.status = 500
+            line.note(failure)
             response = _write_error(self._dialect(request, path, line), failure)
         finally:
             line.write()
@@ -186,6 +198,7 @@ class GatewayServer:
     async def _answer(
         self, request: web.BaseRequest, route: Route, backend: SessionBackend, line: _Line
     ) -> web.StreamResponse:
+        body: bytes | None = None
         try:
             body = await read_body(request, self._options, backend.limits)
             if route.action == "tools":
@@ -198,8 +211,9 @@ class GatewayServer:
                 route, body, request.headers
             )
         except CallRefusedError as refusal:
-            if refusal.kind == "context_length_exceeded":
-                backend.note_refusal(refusal)
+            if route.action == "call":
+                name, headers = route.dialect.name, keep_headers(request.headers)
+                backend.note_refusal(ModelCall(dialect=name, messages=(), headers=headers, body=body), refusal)
             raise
         if route.question is not None:
             return _write(await route.question(backend, exchange.call))

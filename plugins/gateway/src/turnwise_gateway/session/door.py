@@ -118,6 +118,13 @@ class SessionDoor:
             self.tell(lambda each: each.on_left(number))
             raise
 
+    def tell_refused(self, call: ModelCall, refusal: CallRefusedError) -> None:
+        """Tell of a call that was refused before it came here."""
+        number = self._num_calls
+        self._num_calls += 1
+        self.tell(lambda each: each.on_call(number, call))
+        self.tell(lambda each: each.on_refused(number, refusal))
+
     def tell(self, tell_one: Callable[[SessionListener], None]) -> None:
         """Tell each listener. Never raises."""
         for listener in self.listeners:

@@ -52,7 +52,7 @@ class Session:
         others: its calls for models of other servers.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
         exhausted: the last refusal for lack of budget or context; None when there was none.
-        refused: the last refusal of any kind.
+        refused: the last refusal for another reason, since the last turn that a client has; None when there was none.
         num_calls: calls so far, refused ones included.
         transcript: turns that clients have, in the order in which they were appended to the records.
         changed: set when a call starts or ends, and with `ending`.
@@ -102,6 +102,11 @@ class Session:
         self._sampler = TurnSampler(self.episode, parts.seed, self._reader)
 
     @property
+    def has_turn(self) -> bool:
+        """Whether a client has read a token of the model."""
+        return any(len(turn.reply.token_ids) for turn in self.transcript)
+
+    @property
     def is_idle(self) -> bool:
         """Whether no call is being answered or delivered."""
         return self.door.num_inside == 0 and self._kept.is_idle
@@ -131,9 +136,10 @@ class Session:
                     self._deliver(turn)
         return any(turn.reply.id == turn_id for turn in self.transcript)
 
-    def note_refusal(self, refusal: CallRefusedError) -> None:
+    def note_refusal(self, call: ModelCall, refusal: CallRefusedError) -> None:
         if not self.door.ended.is_set():
             self.num_calls += 1
+            self.door.tell_refused(call, refusal)
             self._note(refusal)
             self.changed.set()
 
@@ -206,10 +212,11 @@ class Session:
                 raise
 
     def _note(self, refusal: CallRefusedError) -> None:
-        self.refused = refusal
         if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
             self.exhausted = refusal
             self.ending.set()
+        else:
+            self.refused = refusal
         self._count(f"refused_{refusal.kind}")
 
     async def _answer(self, call: ModelCall) -> SampledTurn:
@@ -364,6 +371,7 @@ class Session:
         record.num_turns += 1
         record.num_sampled += len(turn.result.token_ids)
         self.transcript.append(DeliveredTurn(turn.call, turn.reply))
+        self.refused = None
         record.last_delivery = len(self.transcript)
         self.book.add_point(record)
 

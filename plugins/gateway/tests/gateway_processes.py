@@ -79,8 +79,10 @@ def serve(folder: Path, *arguments: object) -> Iterator[Served]:
     )
     try:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(3)]
-        assert lines[2], process.communicate()[1]
+        lines = [process.stdout.readline()]
+        while lines[-1] and not lines[-1].startswith("secret"):
+            lines.append(process.stdout.readline())
+        assert lines[-1], process.communicate()[1]
         yield Served(process, folder, lines)
     finally:
         process.kill()

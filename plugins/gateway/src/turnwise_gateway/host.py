@@ -115,9 +115,17 @@ class RunningServer:
         finally:
             self._directory.end(name)
             self._server.forget_requests(session)
-            self._ended.append(name)
-            if len(self._ended) > _MAX_ENDED:
-                self._directory.forget(self._ended.popleft())
+            self._note_ended(name)
+
+    def add_ended(self, name: str, digest: bytes) -> None:
+        """Tell the calls of a session of an earlier process, which had a key with this digest, that it is over."""
+        self._directory.add_ended(name, digest)
+        self._note_ended(name)
+
+    def _note_ended(self, name: str) -> None:
+        self._ended.append(name)
+        if len(self._ended) > _MAX_ENDED:
+            self._directory.forget(self._ended.popleft())
 
 
 @define(eq=False)

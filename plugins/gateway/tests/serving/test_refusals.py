@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import signal
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import field, frozen
 from gateway_processes import Served, run_turnwise, send, serve, write_run
 
 from turnwise import Status
@@ -51,7 +52,7 @@ class Refusal:
     reason: str
     fault: str = ""
     num_before: int = 0
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = field(factory=dict)
 
 
 def list_refusals(dialect: str) -> dict[str, Refusal]:
@@ -62,9 +63,9 @@ def list_refusals(dialect: str) -> dict[str, Refusal]:
         limit = {"max_tokens": 9} if dialect == "messages" else {}
         return json.dumps({"model": "policy", key: messages or [USER], **limit, **more}).encode()
 
-    field = Refusal(body=body(n=2), kind="unsupported", param="n", reason="'n' is not supported")
+    wrong = Refusal(body=body(n=2), kind="unsupported", param="n", reason="'n' is not supported")
     found = {
-        "field": field,
+        "field": wrong,
         "no JSON": Refusal(body=b'{"model": ', kind="invalid", reason="JSON"),
         "no UTF-8": Refusal(body=b'{"model": "\xff"}', kind="invalid", reason="UTF-8"),
         "compressed": Refusal(
@@ -78,7 +79,7 @@ def list_refusals(dialect: str) -> dict[str, Refusal]:
             body=body({"role": "user", "content": "long " * 500}), kind="context_length_exceeded", reason="tokens"
         ),
         "budget": Refusal(
-            body=body(), kind="budget_exhausted", reason="has made its 5 calls", num_before=5, fault=field.reason
+            body=body(), kind="budget_exhausted", reason="has made its 5 calls", num_before=5, fault=wrong.reason
         ),
     }
     if stop is not None:

@@ -6,22 +6,17 @@ import argparse
 import json
 from pathlib import Path
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, frozen
 
-from turnwise import EpisodeResult, Host, RolloutManager, RunConfig, Task, configure_logging, load_resolved
+from turnwise import Host, RunConfig, configure_logging, load_resolved
 from turnwise.errors import ConfigError, DataError
 from turnwise.terminal import write_output
-from turnwise_gateway.host import ModelClient, RunningServer
-from turnwise_gateway.replay.recorded_engine import RecordedEngine
-from turnwise_gateway.replay.replayed_session import DifferenceError, SessionReplay, find_difference
+from turnwise_gateway.control.agent_session import AgentSession
+from turnwise_gateway.replay.replayed_session import find_difference
 from turnwise_gateway.replay.request_file import RequestFile, read_requests
-from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.output import REQUESTS_DIR
-from turnwise_gateway.serving.served_agent import add_served_agent, model_name
-from turnwise_gateway.serving.session_service import SessionService
+from turnwise_gateway.serving.replays import Replays, open_replays
 from turnwise_result_files.resumption import CONFIG_FILE
-
-_ENGINE = "gateway_replay"
 
 
 @frozen(kw_only=True)
@@ -99,61 +94,20 @@ def _find_config(path: Path) -> Path:
 
 
 def _replay_all(config: RunConfig, host: Host, files: list[RequestFile]) -> list[Replayed]:
-    engine = RecordedEngine()
-    with host.registry("engines").owned_by("gateway"):
-        host.registry("engines").add(_ENGINE, lambda _config, _resources: engine)
-    service = SessionService(RunningServer(model_name(config), ServerOptions()), capacity=1)
-    config = evolve(
-        add_served_agent(config, host, service),
-        engine=evolve(config.agent, name=_ENGINE, options={}),
-        runtime=evolve(config.runtime, name="local"),
-        observers=(),
-        judge=None,
-        reward=None,
-    )
-    with RolloutManager.from_config(config, host) as manager:
-        manager.call(service.server.start())
-        try:
-            return [_replay(manager, service, SessionReplay(file, engine)) for file in files]
-        finally:
-            manager.call(service.server.stop())
+    with open_replays(config, host) as replays:
+        return [_replay(replays, file) for file in files]
 
 
-def _replay(manager: RolloutManager, service: SessionService, replay: SessionReplay) -> Replayed:
-    """Replay one session in a separate episode."""
-    file = replay.file
-    service.make_session = replay.open
-    service.numbers[file.task.uid] = file.rollout_n
-
-    async def run(task: Task) -> None:
-        served = await service.request(task)
-        try:
-            client: ModelClient = served.client
-            await replay.run(client)
-        finally:
-            served.end()
-
-    difference: str | None = None
-    with manager.open(global_step=file.global_step, validation=file.validation) as feed:
-        service.submit = lambda task, number: feed.submit(task, rollout_n=number)
-        try:
-            manager.call(run(file.task))
-        except* DifferenceError as group:
-            difference = str(group.exceptions[0])
-        feed.close()
-        for result in feed:
-            manager.call(_note(service, result))
+def _replay(replays: Replays, file: RequestFile) -> Replayed:
+    done = replays.run(file, AgentSession.end)
+    difference = done.difference
     if difference is None and file.records is not None:
-        difference = find_difference(file.records, replay.records)
+        difference = find_difference(file.records, done.records)
     num_calls = sum(event["event"] == "call" for event in file.events)
     return Replayed(
         file=str(file.path),
         num_calls=num_calls,
-        num_records=len(replay.records),
+        num_records=len(done.records),
         difference=difference,
         is_whole=file.records is not None,
     )
-
-
-async def _note(service: SessionService, result: EpisodeResult) -> None:
-    service.note_result(result)

@@ -29,6 +29,7 @@ from turnwise_gateway.control.announcement import announced
 from turnwise_gateway.control.control_server import ControlServer
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.server import ServerOptions
+from turnwise_gateway.serving.lost_sessions import restore_episodes
 from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, locked_folder
 from turnwise_gateway.serving.routes import build_serving_app
 from turnwise_gateway.serving.served_agent import add_served_agent, model_name
@@ -61,7 +62,8 @@ class ServeCommand:
             f"episode goes to DIR/trajectories.parquet. DIR/{CONTROL_FILE} has the addresses and the secret of the\n"
             "control port; only its owner can read it. Without a reward in the config, the scores are the rewards.\n\n"
             "Ctrl-C or SIGTERM ends it: open sessions are written as aborted ones, with the turns that they have.\n"
-            "--resume DIR serves again and adds to the episodes of DIR, also after a kill. A job may always give\n"
+            "--resume DIR serves again and adds to the episodes of DIR, also after a kill: sessions that were open then\n"
+            "become aborted ones, with their turns if --keep-requests was given. A job may always give\n"
             "CONFIG and --resume DIR: it starts if DIR holds none.\n"
             "Exit codes: 0; 2 for a bad config or bad input; 1 for anything else that failed."
         )
@@ -90,6 +92,21 @@ class ServeCommand:
         with locked_folder(arguments.resume or arguments.out) as folder:
             _serve(config, host, folder, arguments)
         return 0
+
+
+def _restore_lost(folder: ServedFolder, server: RunningServer, arguments: argparse.Namespace) -> int:
+    """Add the episodes of sessions that a kill has ended; return their number. Calls of earlier sessions learn that."""
+
+    def load() -> tuple[RunConfig, Host]:
+        config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
+        return pin_models(config, host, weights=False), host
+
+    sessions = folder.log.read()
+    for each in sessions:
+        server.add_ended(each.name, each.key_digest)
+    lost = folder.find_lost(sessions)
+    folder.earlier += restore_episodes(lost, folder.path / REQUESTS_DIR, load)
+    return len(lost)
 
 
 def _port(text: str) -> int:
@@ -136,11 +153,13 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
     manager = RolloutManager.from_config(served, host, observers=[RunningEpisodes(folder.path)])
     decode = manager.chat.tokenizer.decode if manager.chat else None
     existing = existing_results(arguments)
+    num_lost = 0
     if existing == "resume":
         folder.resume(decode)
+        num_lost = _restore_lost(folder, server, arguments)
     else:
         folder.start(config, overwrite=existing == "overwrite")
-    service.numbers = folder.numbers()
+    service.numbers, service.log = folder.numbers(), folder.log
     if arguments.keep_requests:
         service.keep_requests = folder.path / REQUESTS_DIR
     site = _Site(server, service)
@@ -155,6 +174,8 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         control_file = folder.path / CONTROL_FILE
         stack.enter_context(announced(control_file, {"url": url, "secret": site.secret, "agents_url": agents_url}))
         stack.enter_context(_interrupts(manager))
+        if num_lost:
+            _print(f"restored      {num_lost} sessions that were open at a kill, as aborted episodes")
         _print(f"agents' port  {agents_url}")
         _print(f"control port  {url}")
         _print(f"secret        {site.secret if arguments.print_keys else f'in {control_file}'}")

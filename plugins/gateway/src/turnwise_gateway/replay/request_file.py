@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -38,6 +37,7 @@ from turnwise.errors import DataError, describe
 from turnwise.types import Capabilities, TokenArray
 from turnwise_gateway.calls import CallRefusedError, ForwardedCall, ModelCall
 from turnwise_gateway.dialects import find_dialect
+from turnwise_gateway.private_files import append_private_line
 from turnwise_gateway.session.delivery import Outcome
 from turnwise_gateway.session.door import SessionListener
 from turnwise_gateway.session.records import SampledTurn
@@ -146,13 +146,7 @@ class RequestLog(SessionListener):
         return {**described, "context": [size, digest], "result": _plain(asdict(turn.result))}
 
     def _write(self, event: Event) -> None:
-        with open(self.path, "a", encoding="utf-8", opener=_open_privately) as file:
-            file.write(json.dumps(event) + "\n")
-
-
-def _open_privately(path: str, flags: int) -> int:
-    # Prompts may be confidential, and the folder may be one that others read.
-    return os.open(path, flags, 0o600)
+        append_private_line(self.path, event)
 
 
 def _write_body(body: bytes | None) -> Event:

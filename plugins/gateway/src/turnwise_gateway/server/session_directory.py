@@ -17,7 +17,7 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 @define
 class _Entry:
     session_id: str
-    key: bytes
+    digest: bytes
     backend: SessionBackend | None
 
 
@@ -50,9 +50,15 @@ class SessionDirectory:
         if session_id in self._by_id:
             raise ValueError(f"there is a session {session_id!r} already")
         key = secrets.token_urlsafe(32)
-        entry = _Entry(session_id, key.encode("ascii"), backend)
-        self._by_id[session_id] = self._by_digest[_digest(entry.key)] = entry
+        self._add(_Entry(session_id, digest_key(key.encode("ascii")), backend))
         return key
+
+    def add_ended(self, session_id: str, digest: bytes) -> None:
+        """Add a session of an earlier process by the digest of its key: its calls are told that it is over."""
+        self._add(_Entry(session_id, digest, None))
+
+    def _add(self, entry: _Entry) -> None:
+        self._by_id[entry.session_id] = self._by_digest[entry.digest] = entry
 
     def end(self, session_id: str) -> None:
         """Let go of a session, so that its records can be freed; its calls are told that it is over."""
@@ -61,12 +67,13 @@ class SessionDirectory:
     def forget(self, session_id: str) -> None:
         """Remove a session; its key is unknown from now on."""
         entry = self._by_id.pop(session_id)
-        del self._by_digest[_digest(entry.key)]
+        del self._by_digest[entry.digest]
 
     def find(self, key: bytes, session_id: str | None) -> SessionBackend | None:
-        entry = self._by_digest.get(_digest(key)) if session_id is None else self._by_id.get(session_id)
+        digest = digest_key(key)
+        entry = self._by_digest.get(digest) if session_id is None else self._by_id.get(session_id)
         # The time of a lookup by digest says nothing about the key, and the comparison takes the same time for all.
-        if entry is None or not hmac.compare_digest(entry.key, key):
+        if entry is None or not hmac.compare_digest(entry.digest, digest):
             return None
         if entry.backend is None:
             raise CallRefusedError("session_closed", "the session is over")
@@ -76,5 +83,6 @@ class SessionDirectory:
         return self._model
 
 
-def _digest(key: bytes) -> bytes:
+def digest_key(key: bytes) -> bytes:
+    """Return the digest by which a key is known; it does not tell the key, which is random."""
     return hashlib.sha256(key).digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.errors import ConfigError
 from turnwise.files import partial_path, replace, write_text
 from turnwise.types import TokenArray
+from turnwise_gateway.serving.session_log import SESSIONS_FILE, LoggedSession, SessionLog
 from turnwise_result_files import TrajectoryWriter, read_results
 from turnwise_result_files.folder_lock import check_replaceable, make_folder, removed_folder, writing_to
 from turnwise_result_files.resumption import CONFIG_FILE, TRAJECTORIES_FILE
@@ -43,7 +44,7 @@ class ServedFolder:
 
     def start(self, config: RunConfig, *, overwrite: bool) -> None:
         """Write the config of a new run; `ConfigError` if there are results that must not be replaced."""
-        kept = (self.path / REQUESTS_DIR).glob("*.jsonl")
+        kept = ((self.path / SESSIONS_FILE), *(self.path / REQUESTS_DIR).glob("*.jsonl"))
         old = [file for file in (self._file, partial_path(self._file), *kept) if file.exists()]
         if old and not overwrite:
             text = "holds the results of another run; choose another folder, add --overwrite, or --resume it"
@@ -65,6 +66,16 @@ class ServedFolder:
                     writer.write(result)
             replace(rescued, self._file)
             partial.unlink()
+
+    @property
+    def log(self) -> SessionLog:
+        """File of the sessions."""
+        return SessionLog(self.path / SESSIONS_FILE)
+
+    def find_lost(self, sessions: Iterable[LoggedSession]) -> list[LoggedSession]:
+        """Return the sessions that were open when the process before was killed."""
+        written = {each.uid for each in self.earlier}
+        return [each for each in sessions if not each.is_over and each.uid not in written]
 
     def numbers(self) -> Counter[str]:
         """Return the number of the next session for each uid."""

@@ -27,6 +27,7 @@ from turnwise_gateway.control.control_server import RequestError, refusal
 from turnwise_gateway.control.scores import Verdict
 from turnwise_gateway.control.session_table import SessionTable, score_session
 from turnwise_gateway.host import RunningServer
+from turnwise_gateway.serving.session_log import SessionLog
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session, Spawn
 
@@ -50,6 +51,7 @@ class SessionService:
         numbers: of the next session for each uid.
         make_session: returns the session of an episode.
         keep_requests: folder for a file with the requests of each session; None keeps none.
+        log: of the sessions, for a process that serves the folder after a kill; None writes none.
     """
 
     server: RunningServer
@@ -58,6 +60,7 @@ class SessionService:
     numbers: Counter[str] = field(factory=Counter)
     make_session: Callable[[Episode, SessionParts, str, Spawn], Session] = Session
     keep_requests: Path | None = None
+    log: SessionLog | None = None
     _expected: dict[Key, asyncio.Future[AgentSession]] = field(factory=dict, init=False)
     _sessions: SessionTable = field(factory=lambda: SessionTable(_MAX_ENDED), init=False)
     _by_key: dict[Key, AgentSession] = field(factory=dict, init=False)
@@ -92,6 +95,8 @@ class SessionService:
         name = secrets.token_hex(8)
         make = partial(self.make_session, episode, parts, name)
         session = self._by_key[key] = AgentSession.open(name, self.server, make, calls, self.keep_requests)
+        if self.log is not None:
+            self.log.note_opened(session)
         self._sessions.add(session)
         self._counts["opened"] += 1
         if (opening := self._expected.pop(key, None)) is not None and not opening.done():
@@ -122,6 +127,8 @@ class SessionService:
             "num_records": len(result.trajectories),
         }
         session.written.set()
+        if self.log is not None:
+            self.log.note_ended(session.id)
 
     def find_key(self, session_id: str) -> str | None:
         session = self._sessions.find(session_id)

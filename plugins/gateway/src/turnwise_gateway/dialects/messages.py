@@ -38,6 +38,8 @@ _TEXT_PARTS: Final = {"text": "text"}
 _CHOICES: Final = ChoiceForms(
     words={"auto": "auto", "none": "none", "any": "required"}, named="tool", one_call="disable_parallel_tool_use"
 )
+_OF_CLIENTS: Final = ("bash_", "computer_", "memory_", "text_editor_")
+"""Types of tools that the client runs and whose schemas the vendor's models have learned."""
 _BILLING: Final = "x-anthropic-billing-header:"
 """Lines of the system prompt that begin so are for Anthropic's accounting; their values change between calls."""
 _MALFORMED: Final = "INVALID_JSON"
@@ -271,7 +273,10 @@ def _read_tools(request: Fields, ignored: set[str]) -> tuple[ToolSchema, ...]:
     tools = []
     for tool in request.objects("tools"):
         if (kind := tool.text("type") or "custom") != "custom":
-            ignored.add(f"tools.{kind}")
+            if kind.startswith(_OF_CLIENTS):
+                reason = f"the model does not know the tool {kind!r}, so send it as a tool with a schema"
+                raise refuse_unsupported(tool.path, reason)
+            ignored.add(f"tools.{kind}")  # the vendor runs it, and coding agents work without it
             continue
         name, description = tool.required_text("name"), tool.text("description")
         tools.append(describe_tool(name, description, tool.object("input_schema")))

@@ -17,7 +17,11 @@ from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEng
 
 CLIENTS = Path(__file__).parent / "clients"
 RUNS = [
-    *((name, dialect) for name in ("langchain", "openai_agents", "openai_js") for dialect in ("chat", "responses")),
+    *(
+        (name, dialect)
+        for name in ("langchain", "openai_agents", "openai_js", "ai_sdk")
+        for dialect in ("chat", "responses")
+    ),
     *(("pydantic_ai", dialect) for dialect in ("chat", "messages", "responses")),
     ("litellm", "chat"),
 ]
@@ -73,6 +77,8 @@ def test_tool_loop(gateway, make_reply, run, name, dialect, stream):
     assert (stream, stream) == (first.stream, second.stream)
     assert ["add"] == [tool["function"]["name"] for tool in first.tools]
     assert first.messages == second.messages[: len(first.messages)]
+    # The default model of this client names items, whatever `store` of the reply says.
+    assert ((name, dialect) == ("ai_sdk", "responses")) == (b"item_reference" in second.body)
     result_of_tool = second.messages[-1]
     assert ("tool", "Ab3dEf6hi") == (result_of_tool["role"], result_of_tool["tool_call_id"])
     assert 3.0 == float(result_of_tool["content"])

@@ -74,8 +74,28 @@ async def converse_in_responses(url, key, stream):
     return usages
 
 
+async def continue_responses(url, key, stream):
+    """Hold the conversation in Responses; each request names the response before, and has the new items alone."""
+    items, usages, name = [USER], [], openai.omit
+    tools = [{"type": "function", **ADD["function"]}]
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        for _ in range(NUM_TURNS):
+            request = {"model": "tiny", "input": items, "tools": tools, "previous_response_id": name}
+            if stream:
+                async with client.responses.stream(**request) as events:
+                    reply = await events.get_final_response()
+            else:
+                reply = await client.responses.create(**request)
+            name, calls = reply.id, [each.call_id for each in reply.output if each.type == "function_call"]
+            items = [{"type": "function_call_output", "call_id": each, "output": "3"} for each in calls]
+            usages.append((reply.usage.input_tokens, reply.usage.output_tokens))
+    return usages
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("converse", [converse_in_chat, converse_in_messages, converse_in_responses])
+@pytest.mark.parametrize(
+    "converse", [converse_in_chat, converse_in_messages, converse_in_responses, continue_responses]
+)
 def test_conversation_is_one_record_with_its_counts(converse, stream):
     """Three turns are one record, and the reported counts of tokens are those of the record."""
     usages = []

@@ -622,5 +622,5 @@ def test_the_agents_port_has_no_control_routes() -> None:
     for route in app.router.routes():
         path = route.resource.canonical.replace("{id}", "1-0-1")
         with pytest.raises(CallRefusedError):
-            find_route(route.method, path)
+            find_route(route.method, path, "http://127.0.0.1:1")
     assert isinstance(app, web.Application)

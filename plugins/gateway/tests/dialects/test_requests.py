@@ -112,6 +112,10 @@ def test_honoured_fields(dialect, body, expected):
         ("messages", {"messages": [USER, {"role": "assistant", "content": "I"}]}, "messages"),
         ("responses", {"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        *(
+            ("messages", {"tools": [{"name": "a"}, {"type": kind, "name": "b"}]}, "tools[1]")
+            for kind in ("bash_20250124", "text_editor_20250728", "computer_20250124", "memory_20250818")
+        ),
         ("responses", {"conversation": "conv_1"}, "conversation"),
         ("responses", {"prompt": {"id": "p"}}, "prompt"),
         ("responses", {"background": True}, "background"),
@@ -236,12 +240,11 @@ def test_wrong_requests_are_refused(dialect, body, param):
             {"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}},
             ("output_config", "thinking"),
         ),
-        (
-            "messages",
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            ("tools.web_search_20250305",),
+        *(
+            ("messages", {"tools": [{"type": kind, "name": "a"}]}, (f"tools.{kind}",))
+            for kind in ("web_search_20250305", "web_fetch_20250910", "code_execution_20250825")
         ),
-        ("responses", {"store": False, "truncation": "auto"}, ("store", "truncation")),
+        ("responses", {"store": False, "truncation": "auto"}, ("truncation",)),
         ("responses", {"text": {"verbosity": "low"}}, ("text.verbosity",)),
         ("chat", {"tool_choice": {"type": "auto", "unheard_of": 1}}, ("tool_choice.unheard_of",)),
         ("chat", {"stream_options": {"include_obfuscation": False}}, ("stream_options.include_obfuscation",)),

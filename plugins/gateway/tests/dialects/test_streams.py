@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise_gateway.calls import CallOfTool, Usage
+from turnwise_gateway.dialects import find_dialect, read_exchange
 
 TEXTS = st.text(max_size=30) | st.sampled_from(
     ["\r\n\r\ndata: [DONE]\n\n", "\u2028: ping", "</think>", " \n", "\x00é\U0001f600"]
@@ -155,6 +156,30 @@ def test_responses(lasting_gateway, openai_client, make_reply, data):
     assert [each.arguments for each in reply.tool_calls] == [
         event.delta for event in events if event.type == "response.function_call_arguments.delta"
     ]
+
+
+@given(st.data())
+def test_heartbeats_of_responses_are_events(make_reply, data):
+    """At any time they are numbered events that have the items as far as they were sent, and the stream stays whole."""
+    reply = data.draw(replies(make_reply))
+    body = json.dumps({"model": "tiny", "input": "Hi.", "stream": True}).encode()
+    exchange = read_exchange(find_dialect("responses"), body, {})
+    written = exchange.write_heartbeat()
+    for part in data.draw(parts_of(reply)):
+        written += exchange.write_part(part)
+        for _ in range(data.draw(st.integers(0, 2))):
+            written += exchange.write_heartbeat()
+    written += exchange.write_events(reply)
+
+    events = [json.loads(each.partition("data: ")[2]) for each in written.decode().strip().split("\n\n")]
+    assert list(range(len(events))) == [event["sequence_number"] for event in events]
+    sent = {}
+    for event in events:
+        if event["type"] in ("response.output_text.delta", "response.reasoning_summary_text.delta"):
+            sent[event["item_id"]] = sent.get(event["item_id"], "") + event["delta"]
+        elif event["type"] == "response.in_progress":
+            texts = {item["id"]: item.get("content") or item["summary"] for item in event["response"]["output"]}
+            assert sent == {name: part["text"] for name, (part,) in texts.items()}
 
 
 def unparsed(items):

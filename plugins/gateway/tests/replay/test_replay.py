@@ -121,6 +121,7 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     head = {
         "format": FORMAT,
         "version": 2,
+        "session": "s",
         "capabilities": CAPABILITIES,
         "task": {"messages": [], "uid": "t"},
         "rollout_n": 0,

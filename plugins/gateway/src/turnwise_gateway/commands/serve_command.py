@@ -62,8 +62,8 @@ class ServeCommand:
             f"episode goes to DIR/trajectories.parquet. DIR/{CONTROL_FILE} has the addresses and the secret of the\n"
             "control port; only its owner can read it. Without a reward in the config, the scores are the rewards.\n\n"
             "Ctrl-C or SIGTERM ends it: open sessions are written as aborted ones, with the turns that they have.\n"
-            "--resume DIR serves again and adds to the episodes of DIR, also after a kill: sessions that were open then\n"
-            "become aborted ones, with their turns if --keep-requests was given. A job may always give\n"
+            "--resume DIR serves again and adds to the episodes of DIR, also after a kill: sessions that were open\n"
+            "then become aborted ones, with their turns if --keep-requests was given. A job may always give\n"
             "CONFIG and --resume DIR: it starts if DIR holds none.\n"
             "Exit codes: 0; 2 for a bad config or bad input; 1 for anything else that failed."
         )

@@ -14,6 +14,7 @@ from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.dialects.fields import Fields
 from turnwise_gateway.dialects.request_body import Mark, RequestBody
+from turnwise_gateway.dialects.response_store import ResponseStore
 from turnwise_gateway.dialects.strict_json import write_json
 
 T = TypeVar("T")
@@ -39,17 +40,27 @@ class Received:
         headers: names in lower case, without keys.
         source: the body as it came.
         is_question: no reply of the model is asked for.
+        responses: of the session.
     """
 
     body: RequestBody
     headers: Mapping[str, str]
     source: bytes
     is_question: bool
+    responses: ResponseStore
 
     @classmethod
-    def of(cls, body: RequestBody, headers: Mapping[str, str], source: bytes, *, is_question: bool) -> Received:
+    def of(
+        cls,
+        body: RequestBody,
+        headers: Mapping[str, str],
+        source: bytes,
+        responses: ResponseStore,
+        *,
+        is_question: bool,
+    ) -> Received:
         """Return a request without the headers that have keys."""
-        return cls(body, keep_headers(headers), source, is_question)
+        return cls(body, keep_headers(headers), source, is_question, responses)
 
     def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
         """
@@ -128,11 +139,6 @@ class Sent:
 
     _texts: list[tuple[str, str]] = field(factory=list)
     _num_whole: int = 0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no text was sent."""
-        return not self._texts
 
     def steps(self, texts: Sequence[tuple[str, str]], *, is_whole: bool) -> Iterator[Step]:
         """

@@ -23,6 +23,7 @@ from attrs import define, field, frozen
 
 from turnwise import Message
 from turnwise_gateway.dialects import strict_json
+from turnwise_gateway.dialects.response_store import ResponseStore
 from turnwise_gateway.limits import CallLimits
 from turnwise_strict_json import MAX_DEPTH, check_depth, check_surrogates, read_json
 
@@ -205,9 +206,11 @@ class RequestMemory:
 
     Attributes:
         limits: of its bodies; None for none.
+        responses: that its requests may name.
     """
 
     limits: CallLimits | None = None
+    responses: ResponseStore = field(factory=ResponseStore, init=False)
     _bodies: list[RequestBody] = field(factory=list, init=False)
 
     @property

@@ -1,4 +1,4 @@
-"""The dialect of OpenAI's Responses, without state: every request has the whole conversation."""
+"""The dialect of OpenAI's Responses; the state that a request may name is that of its session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CHOICES: Final = ChoiceForms(
     words={"auto": "auto", "none": "none", "required": "required"}, named="function", allowed=""
 )
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
-_STATE: Final = ("previous_response_id", "conversation", "prompt")
+_STATE: Final = ("conversation", "prompt")
 
 
 def _read_request(received: Received) -> ResponsesExchange:
@@ -50,9 +50,12 @@ def _read_request(received: Received) -> ResponsesExchange:
     include, options = request.texts("include"), request.object("stream_options") or Fields({})
     ignored.update(options.unread())
     choice, constraints = _CHOICES.read(request, tools, ignored, [name for _, name in namespaces.values()])
+    conversation = _read_conversation(received, request, ignored)
+    instructions = request.text("instructions")
+    head: tuple[Message, ...] = ({"role": "system", "content": instructions},) if instructions else ()
     call = ModelCall(
         dialect=RESPONSES.name,
-        messages=_read_conversation(received, request, ignored),
+        messages=(*head, *conversation),
         tools=tools,
         tool_choice=choice,
         constraints=(
@@ -67,10 +70,21 @@ def _read_request(received: Received) -> ResponsesExchange:
         stream=request.flag("stream"),
         model=request.short_text("model"),
     )
+    keeps = request.value("store") is not False
+    call = received.complete(call, {*ignored, *request.unread()})
+
+    def keep(response: Mapping[str, Any]) -> None:
+        messages = list(conversation)
+        for item in response["output"]:
+            _add_item(messages, Fields(item), set())
+        received.responses.keep(response["id"], messages, response["output"])
+
     return ResponsesExchange(
-        received.complete(call, {*ignored, *request.unread()}),
+        call,
         namespaces=namespaces,
         encrypts="reasoning.encrypted_content" in include,
+        id=received.responses.name_response(call.digest),
+        keep=keep if keeps else None,
     )
 
 
@@ -90,16 +104,42 @@ def _read_format(request: Fields, ignored: set[str]) -> tuple[Constraint, ...]:
 
 
 def _read_conversation(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    if instructions := request.text("instructions"):
-        messages.append({"role": "system", "content": instructions})
+    """Return the messages of the response that the request continues, and of its input."""
+
+    def add(messages: list[Message], item: Fields, found: set[str]) -> None:
+        _add_item(messages, _resolve(item, received), found)
+
+    messages = _read_earlier(received, request)
     if isinstance(request.value("input"), str):
         messages.append({"role": "user", "content": request.text("input")})
+    elif messages:  # the messages of the input depend on those before, which another body with this input has not
+        for item in request.objects("input"):
+            add(messages, item, ignored)
     else:
-        messages += received.read_conversation(request, "input", _add_item, ignored)
+        messages += received.read_conversation(request, "input", add, ignored)
     if not request.values.get("input"):
         raise refuse("input", "must be a string or a list, and not be empty")
     return tuple(messages)
+
+
+def _read_earlier(received: Received, request: Fields) -> list[Message]:
+    name = request.text("previous_response_id")
+    if name is None:
+        return []
+    found = received.responses.find_conversation(name)
+    if found is None:
+        raise refuse_unsupported("previous_response_id", "it names no response of this session: send all of 'input'")
+    return list(found)
+
+
+def _resolve(item: Fields, received: Received) -> Fields:
+    """Return the item that a reference names, or else the item itself."""
+    if item.text("type") != "item_reference":
+        return item
+    found = received.responses.find_item(item.required_text("id"))
+    if found is None:
+        raise refuse_unsupported(item.path, "it refers to no item of this session, so send the item itself")
+    return Fields(dict(found), item.path)
 
 
 def _add_item(messages: list[Message], item: Fields, ignored: set[str]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from attrs import define, field
@@ -28,13 +27,17 @@ class ResponsesExchange(Exchange):
     A call of Responses. The id of the response is drawn before there is a reply, since heartbeats repeat it.
 
     Attributes:
+        id: of the response.
+        keep: called with the response, for requests that name it later; None keeps nothing.
         namespaces: name of each flattened tool, with its namespace and its name in there.
         encrypts: the client asked for `encrypted_content`.
     """
 
+    id: str
+    keep: Callable[[_Item], None] | None = None
     namespaces: Mapping[str, tuple[str, str]] = field(factory=dict)
     encrypts: bool = False
-    _id: str = field(factory=lambda: f"resp_{uuid.uuid4().hex}")
+    _written: list[_Item] = field(factory=list, init=False)
     _created_at: int = field(factory=lambda: int(time.time()))
     _num_events: int = 0
 
@@ -44,6 +47,8 @@ class ResponsesExchange(Exchange):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": _write_usage(reply.usage),
         }
+        if self.keep is not None:
+            self.keep(body)
         return body | {"turnwise": dict(reply.provenance)} if reply.provenance else body
 
     def write_events(self, reply: ModelReply) -> bytes:
@@ -56,12 +61,16 @@ class ResponsesExchange(Exchange):
         return b"".join(events)
 
     def write_part(self, reply: ModelReply) -> bytes:
-        return b"".join([self._open(), *self._write_texts(self._items(reply), is_whole=False)])
+        items = self._items(reply)
+        events = [self._open(), *self._write_texts(items, is_whole=False)]
+        self._written = [*items[:-1], items[-1] | {"status": "in_progress"}]
+        return b"".join(events)
 
     def write_heartbeat(self) -> bytes:
-        if not self._sent.is_empty:
-            return b": ping\n\n"  # the response of the event would lack the items that were sent
-        return self._open() or self._event("response.in_progress", response=self._response("in_progress", []))
+        # An event and no comment, which does not reset the idle timer of Codex.
+        return self._open() or self._event(
+            "response.in_progress", response=self._response("in_progress", self._written)
+        )
 
     def write_failure(self, error: CallRefusedError) -> bytes:
         failed = self._response("failed", []) | {"error": {"code": code_of(error), "message": error.message}}
@@ -81,7 +90,7 @@ class ResponsesExchange(Exchange):
 
     def _response(self, status: str, output: list[_Item]) -> _Item:
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created_at,
             "status": status,
@@ -92,6 +101,7 @@ class ResponsesExchange(Exchange):
             "model": self.call.model,
             "output": output,
             "parallel_tool_calls": True,
+            "store": False,
             "temperature": None,
             "tool_choice": self.call.tool_choice,
             "tools": [],

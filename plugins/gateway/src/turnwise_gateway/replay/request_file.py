@@ -176,6 +176,7 @@ class RequestFile:
 
     Attributes:
         path: of the file.
+        session: name of the session.
         task: of the session.
         rollout_n: number of the episode.
         global_step: of the episode.
@@ -186,6 +187,7 @@ class RequestFile:
     """
 
     path: Path
+    session: str
     task: Task
     rollout_n: int
     global_step: int
@@ -211,6 +213,7 @@ def read_requests(path: Path) -> RequestFile:
         task = head["task"]
         return RequestFile(
             path=path,
+            session=head["session"],
             task=Task(**{**task, "messages": tuple(task["messages"])}),
             rollout_n=head["rollout_n"],
             global_step=head["global_step"],

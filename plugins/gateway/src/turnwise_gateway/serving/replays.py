@@ -49,6 +49,7 @@ class Replays:
         """Replay a session in a separate episode; `end` is called after the last recorded event, and ends it."""
         replay = SessionReplay(file, self._engine)
         self._service.make_session = replay.open
+        self._service.make_name = lambda: file.session  # ids of responses have it, and later requests may name them
         self._service.numbers[file.task.uid] = file.rollout_n
 
         async def run(task: Task) -> None:

@@ -50,6 +50,7 @@ class SessionService:
         submit: starts the episode of a task with a number; set before the first request.
         numbers: of the next session for each uid.
         make_session: returns the session of an episode.
+        make_name: returns the name of the next session.
         keep_requests: folder for a file with the requests of each session; None keeps none.
         log: of the sessions, for a process that serves the folder after a kill; None writes none.
     """
@@ -59,6 +60,7 @@ class SessionService:
     submit: Submit = field(init=False)
     numbers: Counter[str] = field(factory=Counter)
     make_session: Callable[[Episode, SessionParts, str, Spawn], Session] = Session
+    make_name: Callable[[], str] = lambda: secrets.token_hex(8)
     keep_requests: Path | None = None
     log: SessionLog | None = None
     _expected: dict[Key, asyncio.Future[AgentSession]] = field(factory=dict, init=False)
@@ -92,7 +94,7 @@ class SessionService:
     def open(self, episode: Episode, parts: SessionParts, calls: asyncio.TaskGroup) -> Iterator[AgentSession]:
         """Open the session of an episode inside the `with` statement, and tell the request for it."""
         key = episode.task.uid, episode.rollout_n
-        name = secrets.token_hex(8)
+        name = self.make_name()
         make = partial(self.make_session, episode, parts, name)
         session = self._by_key[key] = AgentSession.open(name, self.server, make, calls, self.keep_requests)
         if self.log is not None:

@@ -19,7 +19,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 # each process compiles all sources again, and the collection of the tests takes about twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-real demo-train quick test test-slow test-failed simulate repeat promises ends test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
+.PHONY: demo demo-real demo-train quick test test-slow test-failed simulate repeat promises ends test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients client-table mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -156,6 +156,9 @@ test-environments: environments  ## the tests of these environments, and a train
 
 gateway-clients: $(READY)  ## the clients that slow tests of the gateway run, or some: CLIENTS="mcp pi"; some need npm
 	$(BIN)/python plugins/gateway/tests/clients/install.py $(CLIENTS)
+
+client-table: $(READY)  ## run the installed clients of the gateway, and write docs/reference/clients.md
+	$(BIN)/python plugins/gateway/tests/clients/table.py
 
 clean:  ## remove the virtual environments, the site and the output of runs
 	rm -rf $(VENV) $(DOCS_VENV) site runs

@@ -1,0 +1,45 @@
+"""The page about clients has the pinned version of each client that its command runs."""
+
+import importlib.util
+from pathlib import Path
+
+from test_client_records import DIALECTS
+
+SCRIPT = Path(__file__).parent / "clients/table.py"
+
+
+def load_table():
+    spec = importlib.util.spec_from_file_location("client_table", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_every_client_in_its_pinned_version():
+    """After a new pin, `make client-table` has to run the client again; no line says that a client fails."""
+    table = load_table()
+    lines = table.read_page(table.PAGE.read_text(encoding="utf-8"))
+
+    assert DIALECTS.keys() == lines.keys()
+    for name, line in lines.items():
+        assert f"| {table.describe_versions(name)} |" in line
+        cells = line.split("|")[3:6]
+        assert [each in DIALECTS[name] for each in table.DIALECTS] == [bool(cell.strip()) for cell in cells], name
+        assert "fails" not in line
+
+
+def test_a_failed_run_is_seen():
+    """A failure is a word in the cell, and a skipped client keeps its line while its version is the pinned one."""
+    table = load_table()
+    cases = "".join(
+        f'<testcase name="test_x[haystack-chat-{way}]">{inner}</testcase>'
+        for way, inner in (("plain", ""), ("stream", "<failure/>"))
+    )
+    skipped = '<testcase name="test_x[ag2-chat-plain]"><skipped/></testcase>'
+    outcomes = table.read_outcomes(table.ET.fromstring(f"<suite>{cases}{skipped}</suite>").iter("testcase"))
+
+    known = {"ag2": f"| `ag2` | {table.describe_versions('ag2')} | plain |", "strands": "| `strands` | old 1 | plain |"}
+    lines = list(table.write_lines(outcomes, known))
+
+    assert ["| `ag2`", "| `hays"] == [line[:7] for line in lines]
+    assert "| plain; stream fails |  |" in lines[1]

@@ -16,7 +16,7 @@ def make_source(_config: NoConfig, _resources: Resources) -> TaskSource:
 
 
 def make_reward(_config: NoConfig, resources: Resources) -> Reward:
-    """Return the reward, which needs no data besides those of a task."""
+    """Return the reward, which needs no data besides a task."""
     from turnwise_bfcl.reward import BfclReward
 
     return BfclReward(resources.chat)

@@ -76,7 +76,7 @@ def _fits(functions: Mapping[str, Any], call: Call, answer: Mapping[str, Any]) -
 
 
 def _accepts(described: Mapping[str, Any], value: Any, accepted: Sequence[Any]) -> bool:
-    """Return whether a value has the type of its parameter, or that of the accepted values, and is one of these."""
+    """Return whether a value has the type of its parameter or of the accepted values, and is one of these."""
     kind = described["type"]
     expected = _PYTHON.get(kind, str)
     elements = _PYTHON.get(described["elements"]) if kind in ("array", "tuple") else None

@@ -45,7 +45,7 @@ Models = Mapping[str, Role | Endpoint]
 
 
 def find_model(models: Models, name: str) -> Role | Endpoint | None:
-    """Return the entry of a name: its own, or else that of the first pattern; None when it has none."""
+    """Return the entry of a name: its own, or else the first pattern's; None when it has none."""
     if name in models:
         return models[name]
     return next((use for pattern, use in models.items() if fnmatchcase(name, pattern)), None)

@@ -2,7 +2,7 @@
 Finds the calls that tool messages without an id answer.
 
 Some clients, such as Qwen-Agent, send no id with a result. Its place tells the call only if the results after a turn
-are exactly those of its calls, in their order.
+answer exactly its calls, in their order.
 """
 
 from __future__ import annotations

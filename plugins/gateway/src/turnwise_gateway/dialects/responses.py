@@ -1,4 +1,4 @@
-"""The dialect of OpenAI's Responses; the state that a request may name is that of its session."""
+"""The dialect of OpenAI's Responses; a request may name the state of its session."""
 
 from __future__ import annotations
 

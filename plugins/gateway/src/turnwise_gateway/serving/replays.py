@@ -1,4 +1,4 @@
-"""Replays of sessions in a run of their own, whose engine gives the recorded turns."""
+"""Replays of sessions in a separate run, whose engine gives the recorded turns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Replays:
 
 @contextmanager
 def open_replays(config: RunConfig, host: Host) -> Iterator[Replays]:
-    """Start a run like that of the recording, with its own engine and without a reward, inside the `with` statement."""
+    """Start a run like the recorded one, with its own engine and without a reward, inside the `with` statement."""
     engine = RecordedEngine()
     with host.registry("engines").owned_by("gateway"):
         host.registry("engines").add(_ENGINE, lambda _config, _resources: engine)

@@ -1,5 +1,5 @@
 """
-The file of the sessions that a gateway has opened: after a kill, the next process finds those that had no end.
+The file of the sessions that a gateway has opened: after a kill, the next process finds the sessions without an end.
 
 Each line is about one session, at its opening or at its end. A line that a kill has cut off is left out.
 """

@@ -215,7 +215,7 @@ class Session:
         if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
             self.exhausted = refusal
             self.ending.set()
-        else:
+        elif refusal.kind != "session_closed":  # the end refuses calls in flight, and is no reason for itself
             self.refused = refusal
         self._count(f"refused_{refusal.kind}")
 

@@ -114,6 +114,7 @@ NOT_ROLLED_OUT: Final[dict[str, str]] = {
     "docs/tutorial/your-own-agent.md#0": _PROGRAM,
     "plugins/experiment_trackers/README.md#0": _STORE,
     "plugins/gateway/README.md#0": _PROGRAM,
+    "plugins/gateway/README.md#1": _PROGRAM,
     "plugins/task_pool/README.md#0": _LEASE,
     "plugins/task_pool/README.md#3": _LEASE,
     "examples/coding_cli/rollout.yaml": _MODEL,

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Mapping
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from attrs import define, evolve, field
 
 from turnwise import Chat, State
 from turnwise_gateway.calls import ModelCall
+from turnwise_gateway.server import GatewayServer, SessionDirectory
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.parts import SessionParts
@@ -156,3 +159,24 @@ class Sessions:
         if agent.error is not None:  # an assertion of the test, which the driver takes for a failed episode
             raise agent.error
         return SessionRun(done, agent.session)
+
+
+async def serve_program(session: Session, *command: str, ways: tuple[str, ...], cwd: Path | None = None) -> str:
+    """
+    Serve a session to a program, which gets the address, the key and further arguments.
+
+    Returns:
+        The last line of its output.
+
+    Raises:
+        AssertionError: it failed; with its standard error.
+    """
+    directory = SessionDirectory("tiny")
+    key = directory.add("s-1", session)
+    async with GatewayServer(directory) as server:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, server.url("s-1"), key, *ways), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return output.decode().splitlines()[-1]

@@ -1,17 +1,14 @@
 """Unmodified clients over real sessions: their conversation is one record, which trains what they were sent."""
 
-import asyncio
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from attrs import evolve
-from session_scenarios import Sessions
+from session_scenarios import Sessions, serve_program
 
 from turnwise import Status
-from turnwise_gateway.server import GatewayServer, SessionDirectory
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -28,8 +25,8 @@ DIALECTS = {
     "langchain": ("chat", "responses"),
     "langgraph": ("chat", "responses"),
     "litellm": ("chat",),
-    "mastra": ("chat",),
     "llama_index": ("chat",),
+    "mastra": ("chat",),
     "openai_agents": ("chat", "responses"),
     "openai_js": ("chat", "responses"),
     "pydantic_ai": ("chat", "messages", "responses"),
@@ -73,22 +70,11 @@ def test_a_conversation_is_one_record(installed, name, dialect, stream):
         return ScriptedEngine(choose, capabilities=evolve(SCRIPTED_CAPABILITIES, stop_strings=True))
 
     async def scenario(session):
-        directory = SessionDirectory("tiny")
-        key = directory.add("s-1", session)
-        async with GatewayServer(directory) as server:
-            process = await asyncio.create_subprocess_exec(
-                *command_of(folder, name),
-                *(server.url("s-1"), key, dialect, stream),
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            out, errors = await process.communicate()
-            output.append(out.decode().splitlines()[-1] if out else errors.decode())
+        output.append(await serve_program(session, *command_of(folder, name), ways=(dialect, stream), cwd=folder))
 
     done = Sessions().run(scenario, engine=make_engine)
 
-    assert {"answer": "The sum is 3."} == json.loads(output[0]), output
+    assert {"answer": "The sum is 3."} == json.loads(output[0])
     assert Status.COMPLETED is done.result.status
     (record,) = done.records
     turns = [record.input_ids[start:end].tolist() for start, end in record.turns()]

@@ -1,6 +1,5 @@
 """Unmodified clients, each in a separate environment: tool loops, refusals, and streams that break."""
 
-import asyncio
 import json
 import subprocess
 from pathlib import Path
@@ -8,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import evolve
-from session_scenarios import Sessions
+from session_scenarios import Sessions, serve_program
 
 from turnwise import Status, ToolResult
 from turnwise_gateway.calls import CallOfTool
-from turnwise_gateway.server import GatewayServer, SessionDirectory
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -154,13 +152,7 @@ def test_a_conversation_of_smolagents_is_one_record(installed, stream):
         return ScriptedEngine(choose, capabilities=evolve(SCRIPTED_CAPABILITIES, stop_strings=True))
 
     async def scenario(session):
-        directory = SessionDirectory("tiny")
-        key = directory.add("s-1", session)
-        async with GatewayServer(directory) as server:
-            process = await asyncio.create_subprocess_exec(
-                *command, server.url("s-1"), key, "chat", stream, stdout=subprocess.PIPE
-            )
-            output.append((await process.communicate())[0].decode().splitlines()[-1])
+        output.append(await serve_program(session, *command, ways=("chat", stream)))
 
     done = Sessions().run(scenario, engine=make_engine)
 

@@ -19,16 +19,7 @@ const add = createTool({
 const model = createOpenAICompatible({ name: "gateway", baseURL: `${url}/v1`, apiKey: key })("tiny");
 const agent = new Agent({ id: "adder", name: "adder", instructions: "You add.", model, tools: { add } });
 
-try {
-  let answer;
-  if (stream === "stream") {
-    const result = await agent.stream("Add 1 and 2.");
-    answer = await result.text;
-  } else {
-    answer = (await agent.generate("Add 1 and 2.")).text;
-  }
-  // The text of all turns, and not of the last one alone.
-  console.log(JSON.stringify({ answer: answer.trim().replace(/^Let me add\./, "").trim() }));
-} catch (error) {
-  console.log(JSON.stringify({ error: `${error.constructor.name}: ${error.message}` }));
-}
+const answer =
+  stream === "stream" ? await (await agent.stream("Add 1 and 2.")).text : (await agent.generate("Add 1 and 2.")).text;
+// The text of all turns, and not of the last one alone.
+console.log(JSON.stringify({ answer: answer.trim().replace(/^Let me add\./, "").trim() }));

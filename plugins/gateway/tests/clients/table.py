@@ -29,11 +29,11 @@ HEAD: Final = """\
 
 # Which clients work
 
-Each line is a program that nobody changed, in the pinned version, on a real session of the
-[gateway](../../plugins/gateway/README.md). It gets a turn with reasoning, a text and a call of its tool in odd JSON,
-runs the tool, and sends all of it back in its own way. A client works when its answer is the model's last turn, and the
-whole conversation is one record with exactly the sampled tokens. "plain" and "stream" are responses without and with
-server-sent events.
+Each line is about an unmodified library or agent in its pinned version, which holds a conversation with a real session
+of the [gateway](../../plugins/gateway/README.md). It gets a turn with reasoning, a text and a call of its tool in odd
+JSON, runs the tool, and sends all of it back in its own way. A client works if its answer is the model's last turn, and
+the whole conversation is one record with exactly the sampled tokens. "plain" and "stream" are responses without and
+with server-sent events.
 
 | client | versions | Chat Completions | Responses | Messages | it needs, or does |
 | --- | --- | --- | --- | --- | --- |

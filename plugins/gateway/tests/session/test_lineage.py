@@ -25,13 +25,13 @@ def lineage(scenario, *turns, **options):
     return [(each.kind, each.label, each.parent, each.trained) for each in done.result.lineage], done
 
 
-def summarising(probe):
+def summarising(probe, summary=SUMMARY):
     """Return an engine that writes a summary where it is asked for one, and a call elsewhere."""
     encode, stop = probe.chat.tokenizer.encode, probe.chat.stop_token_ids[0]
 
     def choose(request):
         text = bytes(int(token_id) for token_id in request.token_ids if token_id < 256).decode()
-        return [*encode(SUMMARY if text.rstrip().endswith("Summarise.\nassistant") else CALLING), stop]
+        return [*encode(summary if text.rstrip().endswith("Summarise.\nassistant") else CALLING), stop]
 
     return ScriptedEngine(choose)
 
@@ -121,6 +121,70 @@ def test_compaction_by_a_call_apart():
 
     kinds, _ = lineage(work, engine=summarising)
     assert [("main", None), ("compaction", 0), ("main", 1)] == [(kind, parent) for kind, _, parent, _ in kinds]
+
+
+async def talk(session, *messages, turns):
+    """Have a conversation of some turns, and return its messages."""
+    history = list(messages)
+    for _ in range(turns):
+        reply = await ask(session, *history)
+        history += [as_message(reply), *results_of(reply)]
+    return history
+
+
+@pytest.mark.parametrize("num_turns", [(3, 1), (2, 3)])
+@pytest.mark.parametrize("way", ["apart", "branch", "same"])
+@pytest.mark.parametrize("quoted", ["all", "part"])
+def test_compaction_without_headers(num_turns, way, quoted):
+    """
+    The conversation goes on after its summary, whichever part is longer, and its end is that of the episode.
+
+    Claude Code asks for the summary in a branch and with its tools, Qwen Code without them; both ask for tags, and
+    leave some of the text out when they quote it.
+    """
+    summary = f"<analysis>\nI looked at it.\n</analysis>\n<summary>\n{SUMMARY}\n</summary>"
+    system, asked = {"role": "system", "content": "S."}, user("Summarise.")
+
+    async def work(session):
+        history = await talk(session, system, user("Question 0?"), turns=num_turns[0])
+        if way == "apart":
+            await ask(session, {"role": "system", "content": "You summarise."}, user("All of it."), asked, tools=())
+        else:
+            await ask(session, *(history if way == "same" else history[:-2]), asked)
+        told = summary if quoted == "all" else f"Summary:\n{SUMMARY}\nGo on."
+        await talk(session, system, user(told), turns=num_turns[1])
+
+    kinds, done = lineage(work, engine=lambda probe: summarising(probe, summary))
+    expected = [("main", None), ("main", 0)] if way == "same" else [("main", None), ("compaction", 0), ("main", 1)]
+    assert expected == [(kind, parent) for kind, _, parent, _ in kinds]
+    assert "compaction" == kinds[-1][1]
+    assert SUMMARY in done.result.messages[1]["content"]
+
+
+def test_a_sub_agent_without_headers_that_summarises():
+    """Its conversation after the summary is still that of a sub-agent."""
+    worker = {"role": "system", "content": "You are a part."}
+
+    async def work(session):
+        await talk(session, {"role": "system", "content": "S."}, user("Question 0?"), turns=4)
+        await ask(session, worker, user("Part."))
+        summary = await ask(session, worker, user("Part."), user("Summarise."), tools=())
+        await ask(session, worker, user(f"So far: {summary.content}"))
+
+    kinds, _ = lineage(work, engine=summarising)
+    assert ["main", "subagent", "compaction", "subagent"] == [kind for kind, *_ in kinds]
+
+
+def test_a_result_that_another_agent_gets_is_no_summary():
+    """An agent with other instructions that quotes a turn is a sub-agent, and the turn stays what it was."""
+
+    async def work(session):
+        plan = await ask(session, {"role": "system", "content": "You plan."}, user("Question 0?"), user("Summarise."))
+        assert SUMMARY == plan.content
+        await ask(session, {"role": "system", "content": "You do."}, user(f"The plan: {plan.content}"))
+
+    kinds, _ = lineage(work, engine=summarising)
+    assert {"main", "subagent"} == {kind for kind, *_ in kinds}
 
 
 @pytest.mark.parametrize("option", [True, False])

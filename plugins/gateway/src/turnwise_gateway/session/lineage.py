@@ -8,12 +8,14 @@ decided when the session is over, so that it does not depend on the order in whi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
 from turnwise import Episode
+from turnwise.record.columns import Origin
 from turnwise_gateway.session.options import Kind, TrainedKinds
 from turnwise_gateway.session.records import OpenRecord
 from turnwise_gateway.tree.messages import tools_key
@@ -23,6 +25,8 @@ _ROOT_OF_CODEX: Final = "/root"
 """The name of the task's own thread; sub-agents have others."""
 _MIN_SUMMARY: Final = 16
 """A shorter text may occur in a later prompt by chance, so it is no summary."""
+_TAG: Final = re.compile(r"</?[a-z_]+>")
+"""Agents ask for a summary in tags, and quote a part of it without them."""
 
 
 @frozen(kw_only=True)
@@ -96,27 +100,28 @@ def find_kinds(records: Sequence[OpenRecord]) -> list[Described]:
     """Return the kind and the parent of each record."""
     if not records:
         return []
-    family = _Family(tuple(record for record in records if record.parent is None))
+    family = _Family(tuple(record for record in records if record.parent is None), tuple(records))
     return [
-        family.describe(record) if record.parent is None else _describe_branch(record, record.parent)
+        family.describe(record) if record.parent is None else family.describe_branch(record, record.parent)
         for record in records
     ]
 
 
-def _describe_branch(record: OpenRecord, parent: OpenRecord) -> Described:
-    kind: Kind = "compaction" if read_hints(record.headers).is_compaction else "sibling"
-    return Described(record, kind, record.reason, parent)
-
-
 @define(eq=False)
 class _Family:
-    """The records with a prompt of a session, and what they are to each other."""
+    """
+    The records of a session, and what they are to each other.
+
+    A conversation that goes on after a summary has another opening. It counts with the conversation that it continues:
+    that one may be the shorter of both, and is the main one all the same.
+    """
 
     roots: tuple[OpenRecord, ...]
+    records: tuple[OpenRecord, ...]
     _hints: dict[OpenRecord, Hints] = field(init=False)
     _has_tools: bool = field(init=False)
-    _openings: dict[OpenRecord, tuple[object, ...]] = field(init=False)
     _summaries: dict[OpenRecord, OpenRecord] = field(init=False)
+    _openings: dict[OpenRecord, tuple[object, ...]] = field(init=False)
     _policy: tuple[OpenRecord, ...] = field(init=False)
     _main_opening: tuple[object, ...] = field(init=False)
     _main: OpenRecord = field(init=False)
@@ -124,13 +129,15 @@ class _Family:
     def __attrs_post_init__(self) -> None:
         self._hints = {root: read_hints(root.headers) for root in self.roots}
         self._has_tools = any(root.tools != NO_TOOLS for root in self.roots)
-        self._openings = {root: _opening(root) for root in self.roots}
         self._summaries = {root: found for root in self.roots if (found := self._find_summary(root)) is not None}
         self._policy = tuple(root for root in self.roots if not root.untrained_model) or self.roots
+        self._openings = {root: _opening(root) for root in self.roots}
+        self._openings |= {root: self._find_origin(root) for root in self._summaries}
         self._main_opening = self._find_main()
         self._main = next(root for root in self._policy if self._openings[root] == self._main_opening)
 
     def describe(self, root: OpenRecord) -> Described:
+        """Return the kind of a record with a prompt."""
         if root.untrained_model:
             return Described(root, "auxiliary", root.untrained_model, None if root is self._main else self._main)
         hints = self._hints[root]
@@ -141,16 +148,26 @@ class _Family:
         if hints.agent:
             return Described(root, "subagent", hints.agent, self._find_agent(hints.parent, root) or main)
         if self._openings[root] == self._main_opening:
-            return Described(root, "main", root.reason)
-        if root in self._summaries:
-            return Described(root, "main", "compaction", self._summaries[root])
+            summary = self._summaries.get(root)
+            return Described(root, "main", "compaction" if summary else root.reason, summary)
         if self._has_tools and root.tools == NO_TOOLS:
             return Described(root, "auxiliary")
         return Described(root, "subagent", "", self._main)
 
+    def describe_branch(self, record: OpenRecord, parent: OpenRecord) -> Described:
+        """Return the kind of a record that branched from another."""
+        is_summary = record in self._summaries.values() and _num_own_turns(record) == 1
+        kind: Kind = "compaction" if is_summary or read_hints(record.headers).is_compaction else "sibling"
+        return Described(record, kind, record.reason, parent)
+
     def _is_compaction(self, root: OpenRecord) -> bool:
         shortened = self._has_tools and root.tools == NO_TOOLS and root.reason == "tools"
-        return self._hints[root].is_compaction or shortened or root in self._summaries.values()
+        is_summary = root in self._summaries.values() and self._only_writes(root)
+        return self._hints[root].is_compaction or shortened or is_summary
+
+    def _only_writes(self, record: OpenRecord) -> bool:
+        """Return whether a record has no tools, or nobody has some."""
+        return record.tools == NO_TOOLS or not self._has_tools
 
     def _find_main(self) -> tuple[object, ...]:
         """Return the opening of the conversations with the most sampled tokens that may be the main one."""
@@ -164,13 +181,28 @@ class _Family:
     def _find_summary(self, root: OpenRecord) -> OpenRecord | None:
         """Return the record whose last turn is quoted in the prompt of this one, as the summary of a conversation."""
         texts = [message.get("content") or "" for message in root.prompt if message["role"] != "tool"]
-        for other in self.roots:
-            summary = other.last_text.strip()
-            if other is root or len(summary) < _MIN_SUMMARY or self._openings[other] == self._openings[root]:
+        for other in self.records:
+            if other.untrained_model or _first(other) is root or _opening(_first(other)) == _opening(root):
                 continue
-            if (other.tools == NO_TOOLS or not self._has_tools) and any(summary in text for text in texts):
+            # The result that one agent hands to another is no summary: the other agent has other instructions.
+            if not self._only_writes(other) and _instructions(other) != _instructions(root):
+                continue
+            parts = (part.strip() for part in _TAG.split(other.last_text))
+            if any(part in text for part in parts if len(part) >= _MIN_SUMMARY for text in texts):
                 return other
         return None
+
+    def _find_origin(self, root: OpenRecord) -> tuple[object, ...]:
+        """Return the opening of the conversation that a record continues after a summary, or that of the record."""
+        known = [
+            other
+            for other in self._policy
+            if other not in self._summaries and not self._hints[other].agent and not self._is_compaction(other)
+        ]
+        alike = [other for other in known if _instructions(other) == _instructions(root)]
+        # An agent may write its instructions anew after a summary, for example with another date.
+        found = max(alike or known, key=lambda other: other.num_sampled, default=root)
+        return _opening(found)
 
     def _find_agent(self, name: str | None, child: OpenRecord) -> OpenRecord | None:
         named = (root for root in self.roots if name and self._hints[root].agent == name)
@@ -183,6 +215,22 @@ def _root(described: Described, others: Sequence[Described]) -> Described:
         parent = described.record.parent
         described = next(each for each in others if each.record is parent)
     return described
+
+
+def _first(record: OpenRecord) -> OpenRecord:
+    """Return the record with a prompt that a record branched from, or the record itself."""
+    while record.parent is not None:
+        record = record.parent
+    return record
+
+
+def _num_own_turns(record: OpenRecord) -> int:
+    return sum(segment.origin is Origin.ACTION for segment in record.trajectory.segments)
+
+
+def _instructions(record: OpenRecord) -> tuple[object, ...]:
+    """Return the tools of a record, and the messages before the user's first."""
+    return record.tools, *_opening(record)[:-1]
 
 
 def _opening(root: OpenRecord) -> tuple[object, ...]:

@@ -560,3 +560,21 @@ def test_count_needs_no_max_tokens():
     body = json.dumps({"messages": [USER], "tools": [{"name": "add", "input_schema": {}}]}).encode()
 
     assert 1 == len(read_exchange(find_dialect("messages"), body, {}, is_question=True).call.tools)
+
+
+def test_messages_between_agents_of_codex():
+    """Codex writes the header of a message in one part, and in another the text, which its own server encrypts."""
+    parts = [
+        {"type": "input_text", "text": "Message Type: NEW_TASK\nPayload:\n"},
+        {"type": "encrypted_content", "encrypted_content": "Tell the first line."},
+    ]
+    item = {"type": "agent_message", "author": "/root", "recipient": "/root/part", "content": parts}
+
+    call = read("responses", input=[USER, item])
+
+    assert (
+        USER,
+        {"role": "user", "content": "Message Type: NEW_TASK\nPayload:\nTell the first line."},
+    ) == call.messages
+    item = {"type": "agent_message", "content": [{"type": "input_image", "image_url": "data:"}]}
+    assert "input[0].content[0]" == refusal("responses", input=[item]).param

@@ -34,6 +34,8 @@ _TEXT_PARTS: Final = {
     "reasoning_text": "text",
     "refusal": "refusal",
 }
+_AGENT_PARTS: Final = {"input_text": "text", "encrypted_content": "encrypted_content"}
+"""The parts of a message between agents of Codex: a header, and the text, which only OpenAI's own server encrypts."""
 _CHOICES: Final = ChoiceForms(
     words={"auto": "auto", "none": "none", "required": "required"}, named="function", allowed=""
 )
@@ -159,6 +161,8 @@ def _add_item(messages: list[Message], item: Fields, ignored: set[str]) -> None:
     elif kind == "function_call_output":
         content = read_parts(item, "output", _TEXT_PARTS, "\n")
         messages.append({"role": "tool", "tool_call_id": item.required_text("call_id"), "content": content})
+    elif kind == "agent_message":
+        messages.append({"role": "user", "content": read_parts(item, "content", _AGENT_PARTS, "")})
     else:
         raise refuse_unsupported(item.path, f"items of type {kind!r} are not served")
 

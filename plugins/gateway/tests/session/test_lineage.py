@@ -161,6 +161,20 @@ def test_compaction_without_headers(num_turns, way, quoted):
     assert SUMMARY in done.result.messages[1]["content"]
 
 
+@pytest.mark.parametrize("num_turns", [(2, 2), (1, 4)])
+def test_a_conversation_that_an_agent_resumes_with_other_notes(num_turns):
+    """Qwen Code writes other notes before a conversation that it continues: both parts are the main one."""
+
+    async def work(session):
+        history = await talk(session, user("Notes."), user("Question 0?"), turns=num_turns[0])
+        await talk(session, user("Part."), turns=1)
+        await talk(session, user("New notes."), *history[1:], user("Go on."), turns=num_turns[1])
+
+    kinds, done = lineage(work)
+    assert ["main", "subagent", "main"] == [kind for kind, *_ in kinds]
+    assert "New notes." == done.result.messages[0]["content"]
+
+
 def test_a_sub_agent_without_headers_that_summarises():
     """Its conversation after the summary is still that of a sub-agent."""
     worker = {"role": "system", "content": "You are a part."}

@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 
 from turnwise import Episode
 from turnwise.record.columns import Origin
+from turnwise.types import Message
 from turnwise_gateway.session.options import Kind, TrainedKinds
 from turnwise_gateway.session.records import OpenRecord
 from turnwise_gateway.tree.messages import tools_key
@@ -112,8 +113,9 @@ class _Family:
     """
     The records of a session, and what they are to each other.
 
-    A conversation that goes on after a summary has another opening. It counts with the conversation that it continues:
-    that one may be the shorter of both, and is the main one all the same.
+    A conversation that goes on after a summary has another opening, and so has one that an agent resumes with other
+    notes before it. It counts with the conversation that it continues: that one may be the shorter of both, and is the
+    main one all the same.
     """
 
     roots: tuple[OpenRecord, ...]
@@ -132,6 +134,7 @@ class _Family:
         self._summaries = {root: found for root in self.roots if (found := self._find_summary(root)) is not None}
         self._policy = tuple(root for root in self.roots if not root.untrained_model) or self.roots
         self._openings = {root: _opening(root) for root in self.roots}
+        self._openings |= self._find_resumed()
         self._openings |= {root: self._find_origin(root) for root in self._summaries}
         self._main_opening = self._find_main()
         self._main = next(root for root in self._policy if self._openings[root] == self._main_opening)
@@ -192,6 +195,16 @@ class _Family:
                 return other
         return None
 
+    def _find_resumed(self) -> dict[OpenRecord, tuple[object, ...]]:
+        """Return the opening of the conversation that each record continues, whose prompt has calls of its turns."""
+        prompts = {root: _call_ids(root.prompt) for root in self.roots}
+        if not any(prompts.values()):
+            return {}
+        first = sorted(self.roots, key=lambda root: len(prompts[root]))
+        made = {root: _call_ids(root.last_node.conversation()) - prompts[root] for root in first}
+        found = {root: [other for other in first if made[other] & prompts[root]] for root in self.roots}
+        return {root: _opening(others[0]) for root, others in found.items() if others}
+
     def _find_origin(self, root: OpenRecord) -> tuple[object, ...]:
         """Return the opening of the conversation that a record continues after a summary, or that of the record."""
         known = [
@@ -222,6 +235,11 @@ def _first(record: OpenRecord) -> OpenRecord:
     while record.parent is not None:
         record = record.parent
     return record
+
+
+def _call_ids(messages: Sequence[Message]) -> set[str]:
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    return {call["id"] for call in calls if call.get("id")}
 
 
 def _num_own_turns(record: OpenRecord) -> int:

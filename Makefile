@@ -55,7 +55,7 @@ quick: $(READY)  ## tests that start no process, in a minute of one core; before
 
 # A part of the slow tests, such as 1/3; a test is always in the same one.
 PART ?= 1/1
-test-slow: $(READY)  ## the slow tests, and every property with more examples; PART=1/3 runs a third of them
+test-slow: $(READY)  ## the slow tests, and every property with more examples; PART=1/5 runs a fifth of them
 	$(PYTEST) -m "not gpu and (slow or (hypothesis and not sized))" --hypothesis-profile thorough --part $(PART)
 
 test-failed: $(READY)  ## the tests that failed in the last run, one after another

@@ -162,3 +162,35 @@ def test_a_conversation_of_smolagents_is_one_record(installed, stream):
     turns = [record.input_ids[start:end].tolist() for start, end in record.turns()]
     assert [each.token_ids.tolist() for each in done.run.answers] == turns
     assert (3, 2) == (len(turns), done.counts["echo_calls_as_text"])
+
+
+@pytest.mark.parametrize("stream", ["plain", "stream"])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_conversation_of_a_code_agent_is_one_record(installed, stream, is_closed):
+    """A CodeAgent puts its stop string behind each turn, also behind one that ended without it."""
+    command = [str(installed("smolagents") / "bin/python"), str(CLIENTS / "smolagents_code_client.py")]
+    end = "\n</code>" if is_closed else ""
+    texts = [f"<think>\nA sum.\n</think>\nThought: é\n<code>\nx = 1 + 2\nprint({each!r}, x){end}" for each in "abc"]
+    texts += [f'Thought: It is known.\n<code>\nfinal_answer("The sum is 3."){end}']
+    output, left = [], list(texts)
+
+    def make_engine(probe):
+        encode, stop = probe.chat.tokenizer.encode, probe.chat.stop_token_ids[0]
+
+        def choose(_request):
+            text = left.pop(0)
+            return [*encode(text), *(() if is_closed else [stop])]
+
+        return ScriptedEngine(choose, capabilities=evolve(SCRIPTED_CAPABILITIES, stop_strings=True))
+
+    async def scenario(session):
+        output.append(await serve_program(session, *command, ways=("chat", stream)))
+
+    done = Sessions().run(scenario, engine=make_engine)
+
+    assert output[0].endswith('{"answer": "The sum is 3."}')
+    assert Status.COMPLETED is done.result.status
+    (record,) = done.records
+    turns = [record.input_ids[start:end].tolist() for start, end in record.turns()]
+    assert [each.token_ids.tolist() for each in done.run.answers] == turns
+    assert len(texts) == len(turns)

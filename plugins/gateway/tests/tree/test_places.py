@@ -231,6 +231,7 @@ def test_arguments_with_their_default_may_come_and_go(arguments, known):
 
 
 CODE = "x = 1\n"
+CODE_TURN = "I add.\n<code>\nx = 1"
 STOPS = ("Observation:", "Calling tools:", "</code>", "\n")
 
 
@@ -256,6 +257,22 @@ def test_an_echo_may_have_any_stop_string(content, known):
 
     assert known is found
     assert ("stop_string" in tolerances) is (known and content.strip() != "x = 1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [("x = 1", True), ("x = 1\n", True), ("x  =  1", True), ("x = 2", False), ("", False), ({"x": 1}, False)],
+)
+@pytest.mark.parametrize("text", ["I add.\n<code>\nx = 1\n", "I add.\n<code>\nx = 1\n</code>"])
+def test_code_may_be_copied_to_a_call(text, arguments, known):
+    """A CodeAgent of smolagents lists the code of a turn as a call; a call with other code is another turn."""
+    tree, _ = grow({"role": "assistant", "content": CODE_TURN}, stops=STOPS)
+    listed = [{"id": "call_1", "type": "function", "function": {"name": "python_interpreter", "arguments": arguments}}]
+
+    found, tolerances = echoed(tree, {"role": "assistant", "content": f"{text}\nCalling tools:\n{listed}"})
+
+    assert known is found
+    assert ("calls_as_text" in tolerances) is known
 
 
 def test_other_tools_are_another_conversation():

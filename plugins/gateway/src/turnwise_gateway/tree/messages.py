@@ -84,6 +84,14 @@ class NormalForm:
         """Return whether this is the form of an echo that has the calls of a message, and nothing of its text."""
         return bool(self.calls) and (self.role, self.text, self.calls) == (own.role, "", own.calls)
 
+    def without_copies(self, own: NormalForm) -> NormalForm:
+        """Return the form of the message without calls whose arguments are copies from the text of another message."""
+        if not self.has_text_calls or own.calls:
+            return self
+        text = "".join(own.text.split())
+        copied = ("".join(arguments.split()) for _, arguments in self.calls)
+        return evolve(self, calls=(), has_text_calls=False) if all(each and each in text for each in copied) else self
+
     def without_end(self, end: str) -> NormalForm:
         """Return the form of the message without the end of its text."""
         return evolve(self, text=self.text.removesuffix(end).strip())
@@ -190,9 +198,11 @@ def name_tolerances(
     if is_written:
         found.add("calls_as_text")
         content = echoed = None
-    elif own.get("tool_calls") and not echo.get("tool_calls"):
-        found.add("calls_as_text")
-        echoed = split_calls(echoed or "")[0]
+    elif not echo.get("tool_calls") and (own.get("tool_calls") or content != echoed):
+        text, copies = split_calls(echoed or "")  # of calls, or of code: see `NormalForm.without_copies`
+        if copies or own.get("tool_calls"):
+            found.add("calls_as_text")
+            echoed = text
     if content != echoed:
         if not content and not echoed:
             found.add("null_content")

@@ -67,6 +67,7 @@ class ConversationNode(Generic[T]):
     def agrees(self, form: NormalForm, own: NormalForm | None = None) -> bool:
         """Return whether a message with this form is this one, with the form `own` if any; reasoning may be missing."""
         reasoning, own = self.form.reasoning, self.form if own is None else own
+        form = form.without_copies(own) if self.is_turn else form
         # A message of the client's may have lost its reasoning when it was first seen; a turn of the model has its own.
         kept = form.reasoning in ("", reasoning) or not (reasoning or self.is_turn)
         return kept and (

@@ -3,7 +3,8 @@ Calls that a client sends back as text.
 
 smolagents keeps the text of a turn and writes its calls behind it, as a list in the notation of Python:
 ``Calling tools:\n[{'id': 'a1', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1}}}]``. The results
-of the tools follow as a message of the user.
+of the tools follow as a message of the user. Its agents that write code list a call of their interpreter, with a copy
+of the code that is in the text.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ CODING_CLIS = {
     "codex": ("codex", "node_modules/.bin/codex"),
     "opencode": ("opencode", "node_modules/opencode-*/bin/opencode"),
     "pi": ("pi", "node_modules/.bin/pi"),
+    "qwen": ("qwen_code", "node_modules/.bin/qwen"),
 }
 """The name of each coding agent in `versions.toml`, and its program; the package's own needs an installation script."""
 

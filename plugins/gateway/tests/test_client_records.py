@@ -30,6 +30,7 @@ DIALECTS = {
     "openai_agents": ("chat", "responses"),
     "openai_js": ("chat", "responses"),
     "pydantic_ai": ("chat", "messages", "responses"),
+    "qwen_agent": ("chat",),
     "semantic_kernel": ("chat",),
     "strands": ("chat",),
 }

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from attrs import define, evolve
+from attrs import evolve
 from coding_model import CALLS, CodingModel
-from session_scenarios import Sessions
+from coding_sessions import PatientSessions, Wire, check_records, kinds
 
 from turnwise import Status
 from turnwise.errors import TemplateError
@@ -19,7 +19,7 @@ from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirecto
 from turnwise_result_files import read_results
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs.tokenizers import CHATML, byte_tokenizer
-from turnwise_testing.probes.agent import ProbeParser, probe_resources
+from turnwise_testing.probes.agent import probe_resources
 from turnwise_testing.whole_runs.installation import install_plugin
 
 ROOT = Path(__file__).parents[3]
@@ -33,19 +33,6 @@ STRICT = """\
 """Start of a template that takes a system message at the start alone, as those of Qwen3.5 and later do."""
 
 pytestmark = pytest.mark.slow
-
-
-@define
-class PatientSessions(Sessions):
-    """Sessions with time for a program that starts slowly, and with the given chat template."""
-
-    chat: ChatTemplate | None = None
-
-    def probe(self):
-        probe = evolve(super().probe(), timeout_s=300.0)
-        if self.chat is None:
-            return probe
-        return evolve(probe, resources=evolve(probe.resources, chat=self.chat, parser=ProbeParser(self.chat)))
 
 
 @pytest.fixture
@@ -87,71 +74,6 @@ def repair(path_of):
         return done, output[0]
 
     return run
-
-
-class Wire:
-    """A wire between an agent and its server, which can be cut."""
-
-    def __init__(self, port):
-        self._target, self._transports, self._news = port, set(), asyncio.Event()
-
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_error):
-        self._server.close()
-        self._cut()
-
-    async def cut_after(self, event):
-        """Cut all connections when the agent gets the first bytes after an event."""
-        await event.wait()
-        self._news.clear()
-        await self._news.wait()
-        self._cut()
-
-    def _cut(self):
-        for transport in self._transports:
-            transport.abort()
-
-    async def _connect(self, reader, writer):
-        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        ends = {writer.transport, server_writer.transport}
-        self._transports |= ends
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._carry(reader, server_writer, None))
-                group.create_task(self._carry(server_reader, writer, self._news))
-        except* ConnectionError:
-            pass
-        self._transports -= ends
-
-    async def _carry(self, reader, writer, news):
-        try:
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-                if news is not None:
-                    news.set()
-        finally:
-            writer.close()
-
-
-def check_records(done):
-    """Each answer of the engine is in one record, bit for bit, with its log-probabilities, and is trained once."""
-    recorded = []
-    for record in done.records:
-        for start, end in record.turns():
-            first = start - record.num_prompt_tokens
-            logprobs = record.logprobs[first : first + end - start]
-            recorded.append((record.input_ids[start:end].tolist(), logprobs.tolist()))
-    answers = [(each.token_ids.tolist(), each.logprobs.tolist()) for each in done.run.answers]
-    assert sorted(answers) == sorted(recorded)
-
-
-def kinds(done):
-    return [each.kind for each in done.result.lineage]
 
 
 @pytest.mark.parametrize("cli", CALLS)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
@@ -38,6 +38,20 @@ with server-sent events.
 | client | versions | Chat Completions | Responses | Messages | it needs, or does |
 | --- | --- | --- | --- | --- | --- |
 """
+LONG_RUNS: Final = """
+## Coding agents in long runs
+
+Each agent works for thirty turns of a scripted model. It runs commands, two at once in one turn, starts a sub-agent,
+and asks for a summary when the context is nearly full. "cut streams": two streams break on the way. "interrupted":
+Ctrl-C ends the agent in the middle of a turn, and its own command continues the conversation. An agent works if each
+turn that it got is in one record, once, with the right kind, and the messages of the episode end with its last turn.
+
+| agent | versions | cut streams | interrupted | it needs, or does |
+| --- | --- | --- | --- | --- |
+"""
+LONG_WAYS: Final = {"test_thirty_turns": "cut streams", "test_an_interrupted_run_goes_on": "interrupted"}
+AGENTS: Final = {"claude": "claude_code", "qwen": "qwen_code"}
+"""Names in `versions.toml` of agents whose programs have other names."""
 
 
 def main() -> None:
@@ -45,10 +59,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "-n", "2", f"--junitxml={report}"]
-        subprocess.run([*command, str(TESTS / "test_client_records.py")], cwd=ROOT, check=False)
-        outcomes = read_outcomes(ET.parse(report).iter("testcase"))
-    known = read_page(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
-    PAGE.write_text(HEAD + "".join(write_lines(outcomes, known)), encoding="utf-8")
+        files = [str(TESTS / name) for name in ("test_client_records.py", "test_long_coding_runs.py")]
+        subprocess.run([*command, *files], cwd=ROOT, check=False)
+        cases = list(ET.parse(report).iter("testcase"))
+    clients, agents = read_tables(PAGE.read_text(encoding="utf-8"))
+    lines = write_lines(read_outcomes(cases), clients, DIALECTS)
+    long_runs = write_lines(read_long_runs(cases), agents, LONG_WAYS.values())
+    PAGE.write_text("".join((HEAD, *lines, LONG_RUNS, *long_runs)), encoding="utf-8")
 
 
 def read_outcomes(cases: Iterable[ET.Element]) -> dict[str, dict[str, dict[str, str]]]:
@@ -63,18 +80,37 @@ def read_outcomes(cases: Iterable[ET.Element]) -> dict[str, dict[str, dict[str, 
     return found
 
 
-def read_page(text: str) -> dict[str, str]:
-    """Return the lines of a page by the names of their clients."""
+def read_long_runs(cases: Iterable[ET.Element]) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the outcome of each coding agent and way; agents that were skipped are missing."""
+    found: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for case in cases:
+        named = re.fullmatch(r"(\w+)\[(\w+)\]", case.get("name", ""))
+        if named is None or named[1] not in LONG_WAYS or case.find("skipped") is not None:
+            continue
+        failed = case.find("failure") is not None or case.find("error") is not None
+        found[AGENTS.get(named[2], named[2])][LONG_WAYS[named[1]]] = {"it": "fails"} if failed else {"works": "works"}
+    return found
+
+
+def read_tables(page: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the lines of both tables of the page by the names of their clients."""
+    first, _, second = page.partition(LONG_RUNS.splitlines()[1])
+    return _read_lines(first), _read_lines(second)
+
+
+def _read_lines(text: str) -> dict[str, str]:
     return {found[1]: line for line in text.splitlines() if (found := re.match(r"\| `(\w+)` \|", line))}
 
 
-def write_lines(outcomes: Mapping[str, Mapping[str, Mapping[str, str]]], known: Mapping[str, str]) -> Iterable[str]:
-    """Yield the lines of the table."""
+def write_lines(
+    outcomes: Mapping[str, Mapping[str, Mapping[str, str]]], known: Mapping[str, str], columns: Collection[str]
+) -> Iterable[str]:
+    """Yield the lines of a table with the given columns between the versions and the notes."""
     pinned = VERSIONS["pip"] | VERSIONS["npm"]
     for name in sorted(outcomes.keys() | known.keys() & pinned.keys()):
         versions = describe_versions(name)
         if name in outcomes:
-            cells = [describe_outcome(outcomes[name].get(dialect, {})) for dialect in DIALECTS]
+            cells = [describe_outcome(outcomes[name].get(column, {})) for column in columns]
             yield f"| `{name}` | {versions} | {' | '.join(cells)} | {VERSIONS['notes'].get(name, '')} |\n"
         elif f"| {versions} |" in known[name]:
             yield known[name] + "\n"
@@ -86,7 +122,7 @@ def describe_versions(name: str) -> str:
 
 
 def describe_outcome(ways: Mapping[str, str]) -> str:
-    """Return a cell; empty for a dialect that the test does not ask for."""
+    """Return a cell; empty for a column that the test does not ask for."""
     by_outcome: dict[str, list[str]] = defaultdict(list)
     for way, outcome in sorted(ways.items()):
         by_outcome[outcome].append(way)

@@ -113,7 +113,7 @@ class _Family:
     """
     The records of a session, and what they are to each other.
 
-    A conversation that goes on after a summary has another opening, and so has one that an agent resumes with other
+    A conversation that continues after a summary has another opening, and so has one that an agent resumes with other
     notes before it. It counts with the conversation that it continues: that one may be the shorter of both, and is the
     main one all the same.
     """

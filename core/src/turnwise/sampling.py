@@ -13,6 +13,23 @@ _OWN_NEEDS: Final = frozenset({"best_of", "logprobs", "max_new_tokens", "n", "pr
 
 
 @frozen(kw_only=True)
+class Grammar:
+    """
+    A grammar of a turn, for an engine with the capability `grammars`, which samples no other text.
+
+    The engine samples from its distribution without the ids that the grammar excludes; an id that ends a turn is
+    possible exactly where the text may end.
+
+    Attributes:
+        text: in the Lark dialect of llguidance.
+        num_read: how many of the last ids of the context are the start of the turn, which was interrupted.
+    """
+
+    text: str
+    num_read: int = 0
+
+
+@frozen(kw_only=True)
 class SamplingParams:
     """
     Sampling parameters, under the usual names of inference engines.

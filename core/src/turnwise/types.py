@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import ConfigError, Owner
 from turnwise.layout import Layout
+from turnwise.sampling import Grammar as Grammar
 from turnwise.sampling import SamplingParams as SamplingParams
 
 TokenArray = NDArray[np.int32]
@@ -151,6 +152,7 @@ class GenerateRequest:
         group_id: the task's `uid`; requests of one group share a prompt prefix.
         layout: places of the paths of a forked record, for an engine with `layouts`; None is plain text.
         on_tokens: an engine may call it on the event loop with ids as it samples them; the result has all of them.
+        grammar: of the turn, for an engine with `grammars`.
     """
 
     request_id: str
@@ -160,6 +162,7 @@ class GenerateRequest:
     group_id: str = ""
     layout: Layout | None = None
     on_tokens: Callable[[Sequence[int]], object] | None = None
+    grammar: Grammar | None = None
 
 
 @frozen(kw_only=True, eq=False)
@@ -200,12 +203,10 @@ class Capabilities:
         seeds: a request's seed makes its output repeatable.
         stop_strings: the engine supports `SamplingParams.stop`.
         abort: `Engine.abort` ends a request early, and the request returns the tokens sampled so far.
-        layouts: requests may carry a fork layout (parallel paths).
-        weight_updates: `Engine.update_weights` works.
-        adapter_updates: it also accepts LoRA adapters, see `Engine.update_weights`.
+        layouts, grammars: requests may carry a fork layout (parallel paths), or a grammar.
+        weight_updates, adapter_updates: `Engine.update_weights` works, and accepts LoRA adapters too.
         sleep_levels: levels that `Engine.sleep` accepts.
-        max_context: most tokens of context and output together; None when unknown.
-        vocab_size: every id is below it; None when unknown.
+        max_context, vocab_size: most tokens of context and output together, and the number of ids; None when unknown.
         sampling_options: names that `SamplingParams.extra` may have.
         refused_options: other names that it could have, with the reason why the engine refuses them.
     """
@@ -217,6 +218,7 @@ class Capabilities:
     layouts: bool = False
     weight_updates: bool = False
     adapter_updates: bool = False
+    grammars: bool = False
     sleep_levels: frozenset[int] = frozenset()
     max_context: int | None = None
     vocab_size: int | None = None
@@ -302,7 +304,7 @@ class TrajectoryScore:
 
 @frozen(kw_only=True)
 class TurnScore:
-    """One number per turn of the model, each set on the turn's last action token."""
+    """One number per turn of the model, set on its last action, or on the action before a constrained turn."""
 
     values: tuple[float, ...]
     extra: Mapping[str, float] = field(factory=dict)
@@ -342,11 +344,10 @@ class EpisodeMetrics:
 
     Attributes:
         total_s: from the first step to the end, reward included.
-        llm_s, tool_s: sums over generate calls, and over tool calls (parallel calls add up).
-        reward_s: spent in the reward.
+        llm_s, tool_s, reward_s: in generate calls, in tool calls (parallel calls add up), and in the reward.
         num_turns: unbroken runs of sampled tokens in its records, as in a batch; one may have several requests.
         num_tool_calls, num_tool_errors: all tool calls, malformed ones included, and the ones that ended in an error.
-        num_tokens: by origin: prompt, action, observation, forced, and replayed in an episode with branches.
+        num_tokens: by origin: prompt, action, observation, forced; also replayed and constrained if there are any.
         mask_ratio: action tokens over response tokens.
         tool_reward: sum of the tools' rewards.
         num_cached_tokens: context tokens that came from a prefix cache.
@@ -375,8 +376,7 @@ class PluginPin:
     The plugin that the driver found, so that a worker can check that it has the same one.
 
     Attributes:
-        name: entry-point name.
-        module: that the entry point loads.
+        name, module: name of the entry point, and the module that it loads.
         distribution, version: name and version of the installed distribution.
     """
 

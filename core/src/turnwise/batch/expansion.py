@@ -61,9 +61,10 @@ def _flat(trajectory: Trajectory, row: _Row) -> Trajectory:
     flat, prompt = Trajectory(trajectory.prompt_ids), trajectory.num_prompt_tokens
     for segment in row.segments:
         ids = trajectory.input_ids[segment.start : segment.stop]
-        if segment.origin is Origin.ACTION and segment.start in row.trained:
+        if segment.origin.is_turn and segment.start in row.trained:
             own = slice(segment.start - prompt, segment.stop - prompt)
-            flat.add_action(ids, trajectory.logprobs[own], trajectory.weight_versions[own])
+            constrained = segment.origin is Origin.CONSTRAINED
+            flat.add_action(ids, trajectory.logprobs[own], trajectory.weight_versions[own], constrained=constrained)
         elif segment.origin is Origin.FORCED:
             flat.add_forced(ids)
         else:

@@ -333,8 +333,9 @@ def _build_metrics(episode: LiveEpisode, *, total_s: float, reward_s: float) -> 
         for segment in trajectory.segments:
             num_tokens[segment.origin.name.lower()] += segment.stop - segment.start
     response = sum(num_tokens.values()) - num_tokens["prompt"]
-    if not num_tokens["replayed"]:  # an episode without branches has no such count
-        del num_tokens["replayed"]
+    for name in ("replayed", "constrained"):  # most episodes have no such tokens
+        if not num_tokens[name]:
+            del num_tokens[name]
     return EpisodeMetrics(
         total_s=total_s,
         llm_s=counters.llm_s,

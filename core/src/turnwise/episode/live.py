@@ -45,6 +45,7 @@ from turnwise.types import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    Grammar,
     Message,
     Reply,
     SamplingParams,
@@ -207,16 +208,17 @@ class LiveEpisode:
         max_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         drop_stops: bool = False,
+        grammar: str | None = None,
     ) -> GenerateResult:
         target = self.records.resolve(record)
-        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids)
+        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, grammar=grammar)
         turn = await self._sample_turn(target, options, keeps_parts=True)
         # No await since the journal has the turn: an interrupt finds it in the journal and the record, or in neither.
         stop = turn.result.stop_reason
         self._append(target, turn, drop=drop_stops and stop is not None and stop not in stop_token_ids)
         return await self._complete(turn)
 
-    async def sample(
+    async def sample(  # noqa: PLR0913 - keywords, each with a default
         self,
         sampling: SamplingParams | None = None,
         *,
@@ -225,10 +227,11 @@ class LiveEpisode:
         stop_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], object] | None = None,
+        grammar: str | None = None,
     ) -> GenerateResult:
         if stop and not self.capabilities.stop_strings:  # an engine may ignore an unsupported option
             raise ConfigError("stop strings need an engine with the capability stop_strings")
-        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, stop, on_tokens)
+        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, stop, on_tokens, grammar)
         return await self._complete(await self._sample_turn(self.records.resolve(record), options, keeps_parts=False))
 
     def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
@@ -360,6 +363,7 @@ class LiveEpisode:
             sampling=sampling,
             layout=record.layout if forked and self.objective is Objective.EXACT else None,
             on_tokens=turn.on_tokens,
+            grammar=None if turn.grammar is None else Grammar(text=turn.grammar),
         )
 
     async def _request(self, request: GenerateRequest) -> GenerateResult:
@@ -376,7 +380,8 @@ class LiveEpisode:
             raise TrajectoryError("the record has changed while its turn was sampled")
         result = without_last_token(turn.result) if drop else turn.result
         with boundary("engine", "generate"):
-            target.add_action(result.token_ids, result.logprobs, result.weight_version)
+            versions, constrained = result.weight_version, turn.is_constrained
+            target.add_action(result.token_ids, result.logprobs, versions, constrained=constrained)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
         self._samples.pop(target, None)
         self.counters.add_turn(turn)

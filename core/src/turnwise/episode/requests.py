@@ -11,11 +11,19 @@ import numpy as np
 from attrs import evolve, frozen
 
 from turnwise.episode.setup import Limits
-from turnwise.errors import BudgetExhausted, EngineError
+from turnwise.errors import BudgetExhausted, ConfigError, EngineError
 from turnwise.record.limit import AGENT_TURN, SAMPLED, TURN, VALIDATION_TURN, Room
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedTurn, TurnPosition
-from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams, TokenArray
+from turnwise.types import (
+    Capabilities,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Grammar,
+    SamplingParams,
+    TokenArray,
+)
 
 _MAX_LOGPROB: Final = 1e-3
 """Engines round: a probability of 1 may come with a log-probability a little above 0."""
@@ -38,6 +46,7 @@ class TurnOptions:
     stop_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     on_tokens: Callable[[Sequence[int]], object] | None = None
+    grammar: str | None = None
 
     def narrow(self, room: Room, episode: SamplingEpisode) -> Room:
         """Return the room of the turn of an episode in a record that has a room."""
@@ -57,9 +66,11 @@ class TurnOptions:
 
         Raises:
             BudgetExhausted: no token fits.
-            ConfigError: the engine does not know an option.
+            ConfigError: the engine does not know an option, or has no grammars.
         """
         engine.check_extra(self.sampling)
+        if self.grammar is not None and not engine.grammars:  # an engine may ignore what it does not support
+            raise ConfigError("a turn with a grammar needs an engine with the capability grammars")
         if room.num_tokens < 1:
             text = "no token was left for a turn of the model"
             raise BudgetExhausted(text, limit=room.limit, value=room.value)
@@ -117,7 +128,12 @@ async def request_turn(
         rest = continue_request(request, saved.result)
         sampled = None if rest is None else await send(rest)
         result, seconds = join_turn(saved.result, sampled, request), saved.seconds
-    return RecordedTurn(position=position, result=result, seconds=seconds + time.perf_counter() - started)
+    return RecordedTurn(
+        position=position,
+        result=result,
+        seconds=seconds + time.perf_counter() - started,
+        is_constrained=request.grammar is not None,
+    )
 
 
 def continue_request(request: GenerateRequest, saved: GenerateResult) -> GenerateRequest | None:
@@ -134,7 +150,9 @@ def continue_request(request: GenerateRequest, saved: GenerateResult) -> Generat
         # The first part has used the draws of the request's own seed: with it, the rest would repeat them.
         seed=None if seed is None else (seed + 2_654_435_761 * len(ids)) % 2**31,
     )
-    return evolve(request, token_ids=np.concatenate([request.token_ids, ids]), sampling=sampling, on_tokens=None)
+    grammar = request.grammar and Grammar(text=request.grammar.text, num_read=len(ids))
+    token_ids = np.concatenate([request.token_ids, ids])
+    return evolve(request, token_ids=token_ids, sampling=sampling, on_tokens=None, grammar=grammar)
 
 
 def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: GenerateRequest) -> GenerateResult:

@@ -166,6 +166,7 @@ class Episode(Protocol):
         max_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         drop_stops: bool = False,
+        grammar: str | None = None,
     ) -> GenerateResult:
         """
         Let the model continue a record, and append the sampled tokens to it.
@@ -179,14 +180,16 @@ class Episode(Protocol):
             stop_token_ids: more ids that end this turn.
             drop_stops: leave out of the record an id that ended the turn and is not among `stop_token_ids`, for agents
                 that insert another token at the end of the turn.
+            grammar: of the turn, see `Grammar`; its tokens are `Origin.CONSTRAINED`, which the loss does not see.
 
         Raises:
             BudgetExhausted: not one token fits.
             DeadlineExceeded: the turn or the episode took too long; the sampled tokens are kept.
             TrajectoryError: a request for this record is in flight.
+            ConfigError: the engine does not support grammars.
         """
 
-    async def sample(
+    async def sample(  # noqa: PLR0913 - keywords, each with a default
         self,
         sampling: SamplingParams | None = None,
         *,
@@ -195,6 +198,7 @@ class Episode(Protocol):
         stop_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], object] | None = None,
+        grammar: str | None = None,
     ) -> GenerateResult:
         """
         Let the model continue a record as `generate` does, and append nothing.
@@ -209,10 +213,11 @@ class Episode(Protocol):
             stop_token_ids: as in `generate`.
             stop: more strings that end this turn; they need an engine with the capability `stop_strings`.
             on_tokens: as in `GenerateRequest`; an engine in another process never calls it.
+            grammar: as in `generate`.
 
         Raises:
             BudgetExhausted, DeadlineExceeded, TrajectoryError: as in `generate`; no sampled token is kept.
-            ConfigError: the engine does not support stop strings.
+            ConfigError: the engine does not support stop strings, or grammars.
         """
 
     def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:

@@ -118,8 +118,14 @@ class Origin(IntEnum):
     """
     Where a token came from. The response mask is 1 exactly on `ACTION`.
 
-    A `REPLAYED` token was sampled in another record of the episode, which trains it: attention sees it, the loss does
-    not. It keeps its log-probability and its weight version.
+    Attention sees all tokens. Replayed and constrained ones have a log-probability and a weight version too, but the
+    loss does not see them. A `REPLAYED` token was sampled in another record of the episode, which trains its actions. A
+    `CONSTRAINED` token was sampled under a grammar, so its log-probability is that of a distribution without the ids
+    that the grammar excluded, which a trainer does not know.
+
+    Attributes:
+        is_sampled: the token has a log-probability and a weight version.
+        is_turn: the token belongs to a turn of the model that was sampled in this record.
     """
 
     PROMPT = 0
@@ -127,6 +133,29 @@ class Origin(IntEnum):
     OBSERVATION = 2
     FORCED = 3
     REPLAYED = 4
+    CONSTRAINED = 5
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.is_turn or self is Origin.REPLAYED
+
+    @property
+    def is_turn(self) -> bool:
+        return self is Origin.ACTION or self is Origin.CONSTRAINED
+
+
+_SAMPLED: Final = np.array([origin.is_sampled for origin in Origin])
+_IN_TURN: Final = np.array([origin.is_turn for origin in Origin])
+
+
+def is_sampled(origins: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return, for each origin, whether its token has a log-probability and a weight version."""
+    return _SAMPLED[origins]
+
+
+def is_in_turn(origins: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return, for each origin, whether its token belongs to a turn that was sampled in its record."""
+    return _IN_TURN[origins]
 
 
 @frozen
@@ -135,7 +164,7 @@ class Segment:
     A run of response tokens of one origin, in one path.
 
     Attributes:
-        origin: action, observation, forced or replayed.
+        origin: any but `PROMPT`.
         start: index of the first token: absolute, or among the path's own tokens before a join.
         stop: index after the last token.
         block: which block of paths it lies in, counted from 0; -1 outside.
@@ -170,18 +199,26 @@ class TokenRecord:
 
     def sampled(self) -> tuple[TokenArray, FloatArray]:
         """Return (n,) ids that the policy sampled here, in order, and (n,) their log-probabilities."""
-        where = self._columns.view("origins") == int(Origin.ACTION)
+        where = is_in_turn(self._columns.view("origins"))
         ids, logprobs = (self._columns.view(name)[where] for name in ("token_ids", "logprobs"))
         return as_token_array(ids), as_float_array(logprobs)
 
-    def add_action(self, token_ids: ArrayLike, logprobs: ArrayLike, weight_version: int | ArrayLike = 0) -> None:
+    def add_action(
+        self,
+        token_ids: ArrayLike,
+        logprobs: ArrayLike,
+        weight_version: int | ArrayLike = 0,
+        *,
+        constrained: bool = False,
+    ) -> None:
         """
-        Append tokens that the policy sampled (mask 1).
+        Append tokens that the policy sampled (mask 1, or 0 if a grammar constrained them).
 
         Args:
             token_ids: (n,) ids, exactly as the engine returned them; n may be 0.
             logprobs: (n,) log-probability of each id under the distribution it was sampled from.
             weight_version: counter of the weights that sampled them, from 0; or (n,) one for each id.
+            constrained: they were sampled under a grammar.
 
         Raises:
             TrajectoryError: lengths differ, a log-probability is not finite, or a version is negative.
@@ -191,7 +228,8 @@ class TokenRecord:
             raise TrajectoryError(f"{len(ids)} token ids but {len(values)} log-probabilities")
         if 0 in np.isfinite(values).tobytes():  # half the time of a reduction
             raise TrajectoryError(f"log-probability {int(np.isfinite(values).argmin())} is not finite")
-        self._append(Origin.ACTION, ids, values, _versions(weight_version, len(ids)))
+        origin = Origin.CONSTRAINED if constrained else Origin.ACTION
+        self._append(origin, ids, values, _versions(weight_version, len(ids)))
 
     def add_observation(self, token_ids: ArrayLike) -> None:
         """Append tokens of a tool, user or environment (mask 0): (n,) ids."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import InvariantError
-from turnwise.record.columns import NO_VERSION, Origin, Segment
+from turnwise.record.columns import NO_VERSION, Origin, Segment, is_in_turn, is_sampled
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import GenerateResult, TokenArray
@@ -39,7 +39,7 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
 def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
     """
-    Check that the actions of a record are the tokens that the engine returned, or the first of them after a cut.
+    Check that the turns of a record are the tokens that the engine returned, or the first of them after a cut.
 
     Raises:
         InvariantError: an id or a log-probability differs from the sampled one.
@@ -75,19 +75,19 @@ def check_lineage(trajectories: Sequence[Trajectory], lineage: Sequence[RecordLi
             np.array_equal(trajectory.logprobs[response], parent.logprobs[response]),
             np.array_equal(trajectory.weight_versions[response], parent.weight_versions[response]),
         ]
-        if not all(equal) or trajectory.response_mask[response].any():
+        if not all(equal) or is_in_turn(trajectory.origins[response]).any():
             raise InvariantError(f"record {number} does not replay the tokens that it shares with record {line.parent}")
 
 
 def _check_sampled_multiset(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
     # Paths finish in any order, so only the collection of sampled pairs is known here.
-    where = trajectory.response_mask.astype(bool)
+    where = is_in_turn(trajectory.origins)
     recorded = Counter(zip(trajectory.response_ids[where].tolist(), trajectory.logprobs[where].tolist(), strict=True))
     expected: Counter[tuple[int, float]] = Counter()
     for result in sampled:
         expected.update(zip(result.token_ids.tolist(), result.logprobs.tolist(), strict=True))
     if not recorded <= expected:
-        raise InvariantError("the recorded actions differ from the engine's")
+        raise InvariantError("the recorded turns differ from the engine's")
 
 
 def _check_lengths(trajectory: Trajectory) -> None:
@@ -112,11 +112,11 @@ def _check_segments(trajectory: Trajectory) -> None:
 
 
 def _check_actions(trajectory: Trajectory) -> None:
-    """The mask is 1 exactly on actions; only they and replayed ones have log-probabilities and weight versions."""
+    """The mask is 1 exactly on actions; only sampled tokens have log-probabilities and weight versions."""
     origins, logprobs = trajectory.origins, trajectory.logprobs
     action = origins == int(Origin.ACTION)  # numpy is slow with the member
     _refuse_difference("response_mask", trajectory.response_mask, action, trajectory.num_prompt_tokens)
-    sampled = action | (origins == int(Origin.REPLAYED))
+    sampled = is_sampled(origins)
     if 0 in np.isfinite(logprobs).tobytes():
         raise InvariantError("a log-probability is not finite")
     if 1 in (logprobs.astype(bool) > sampled).tobytes():

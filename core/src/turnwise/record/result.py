@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Real
 
 import numpy as np
 from attrs import field, frozen
+from numpy.typing import NDArray
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
@@ -127,11 +129,32 @@ def token_scores(score: Score, trajectory: Trajectory) -> FloatArray:
     values = np.zeros(num_tokens, np.float32)
     if num_tokens == 0:
         return values
-    turn_ends = [stop - 1 - trajectory.num_prompt_tokens for _start, stop in trajectory.turns()]
+    start, mask = trajectory.num_prompt_tokens, trajectory.response_mask
+    ends = scored_tokens([(first - start, stop - start) for first, stop in trajectory.turns()], mask)
     if isinstance(score, TrajectoryScore):
-        values[max(turn_ends, default=-1) if score.at is Placement.LAST_ACTION else -1] = score.value
+        values[ends.max(initial=-1) if score.at is Placement.LAST_ACTION else -1] = score.value
         return values
-    if len(turn_ends) != len(score.values):
-        raise TrajectoryError(f"{len(score.values)} turn scores for {len(turn_ends)} turns")
-    values[turn_ends] = score.values
+    if len(ends) != len(score.values):
+        raise TrajectoryError(f"{len(score.values)} turn scores for {len(ends)} turns")
+    np.add.at(values, ends, np.asarray(score.values, np.float32))  # turns may share a token
     return values
+
+
+def scored_tokens(turns: Sequence[tuple[int, int]], mask: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """
+    Return the index of the token that has the score of each turn.
+
+    It is the turn's last action. A constrained turn has none: then it is the last action before the turn, or else that
+    of the first turn with one, because a trainer may not read the score of a token that it does not train.
+
+    Args:
+        turns: start and stop of each turn in the response.
+        mask: (R,) of the response.
+    """
+    ends = np.array([stop - 1 for _start, stop in turns], np.int64)
+    actions = np.flatnonzero(mask)
+    if len(actions) == 0 or mask[ends].all():
+        return ends
+    before = np.searchsorted(actions, ends, side="right") - 1
+    first = next(end for end in ends if end >= actions[0])
+    return np.where(before < 0, actions[np.searchsorted(actions, first, side="right") - 1], actions[before])

@@ -82,11 +82,13 @@ class RecordedTurn:
         position: start of the turn in the records.
         result: as the engine returned it; finish reason `abort` means that the turn continues after a resume.
         seconds: time that the engine took.
+        is_constrained: it was sampled under a grammar.
     """
 
     position: TurnPosition
     result: GenerateResult
     seconds: float = 0.0
+    is_constrained: bool = False
 
     @property
     def complete(self) -> bool:

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Layout
-from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens
+from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, is_in_turn
 from turnwise.types import Array, FloatArray, TokenArray
 
 
@@ -147,7 +147,7 @@ class Trajectory(TokenRecord):
 
     @property
     def response_mask(self) -> NDArray[np.uint8]:
-        """(R,) uint8: 1 exactly on tokens that the policy sampled."""
+        """(R,) uint8: 1 exactly on actions: tokens that the policy sampled here, free of a grammar."""
         is_action: NDArray[np.bool_] = self.origins == int(Origin.ACTION)  # numpy is slow with the member
         is_action.flags.writeable = False
         return is_action.view(np.uint8)
@@ -159,12 +159,12 @@ class Trajectory(TokenRecord):
 
     @property
     def logprobs(self) -> FloatArray:
-        """(R,) float32: of each sampled or replayed id when it was sampled; 0.0 elsewhere."""
+        """(R,) float32: of each sampled, constrained or replayed id when it was sampled; 0.0 elsewhere."""
         return self._columns.view("logprobs", self.num_prompt_tokens)
 
     @property
     def weight_versions(self) -> TokenArray:
-        """(R,) int32: version of the weights that sampled each id, also a replayed one; -1 elsewhere."""
+        """(R,) int32: version of the weights that sampled each id, constrained and replayed ones too; -1 elsewhere."""
         return self._columns.view("weight_versions", self.num_prompt_tokens)
 
     # The layout
@@ -280,11 +280,11 @@ class Trajectory(TokenRecord):
     # Derived records
 
     def turns(self) -> tuple[tuple[int, int], ...]:
-        """Return (start, stop) absolute indices of the model's turns: unbroken runs of actions in one path."""
+        """Return (start, stop) absolute indices of the turns: unbroken runs of tokens sampled here, in one path."""
         turns: list[tuple[int, int]] = []
         place = (-1, -1)
         for segment in self._segments:
-            if segment.origin is Origin.ACTION:
+            if segment.origin.is_turn:
                 before, place = place, (segment.block, segment.path)
                 follows = turns and turns[-1][1] == segment.start and place == before
                 turns.append((turns.pop()[0] if follows else segment.start, segment.stop))
@@ -311,7 +311,7 @@ class Trajectory(TokenRecord):
         """
         Return a new record with the tokens of this one up to a mark; its sampled tokens become `Origin.REPLAYED`.
 
-        So each sampled token has mask 1 in one record alone, however many records share it.
+        So each sampled token belongs to a turn of one record alone, however many records share it.
 
         Raises:
             TrajectoryError: a block was open at the mark, or the mark does not fit this record.
@@ -319,9 +319,9 @@ class Trajectory(TokenRecord):
         if mark.paths or not self.num_prompt_tokens <= mark.num_tokens <= len(self._columns):
             raise TrajectoryError("a record branches at its own marks, which were made with no block open")
         columns = {name: self._columns.view(name)[: mark.num_tokens].copy() for name in DTYPES}
-        columns["origins"][columns["origins"] == Origin.ACTION] = Origin.REPLAYED
+        columns["origins"][is_in_turn(columns["origins"])] = Origin.REPLAYED
         shared = [s for s in self._segments if s.start < mark.num_tokens]
-        segments = [evolve(s, origin=Origin.REPLAYED) if s.origin is Origin.ACTION else s for s in shared]
+        segments = [evolve(s, origin=Origin.REPLAYED) if s.origin.is_turn else s for s in shared]
         return Trajectory.from_columns(columns, segments, self.num_prompt_tokens)
 
     # Saving, also with a block open

@@ -52,7 +52,7 @@ class Tally(Observer):
     def on_episode_finished(self, event: EpisodeResult) -> None:
         """Count an episode, its tool calls, and whether it failed; and its tokens when turns are not heard here."""
         self.num_episodes += 1
-        self.num_finished_tokens += event.metrics.num_tokens.get("action", 0)
+        self.num_finished_tokens += sum(event.metrics.num_tokens.get(name, 0) for name in ("action", "constrained"))
         self.num_tool_calls += event.metrics.num_tool_calls
         dropped = event.fault is not None and event.fault.kind == PromptTooLongError.__name__
         self.num_dropped += dropped

@@ -125,7 +125,9 @@ def _num_tokens(results: Sequence[EpisodeResult]) -> dict[str, int]:
         for trajectory in result.trajectories:
             counts += np.bincount(trajectory.origins, minlength=len(Origin))
             counts[Origin.PROMPT] += trajectory.num_prompt_tokens
-    return {o.name.lower(): int(counts[o]) for o in Origin if counts[o] or o is not Origin.REPLAYED}
+    return {
+        o.name.lower(): int(counts[o]) for o in Origin if counts[o] or o not in (Origin.REPLAYED, Origin.CONSTRAINED)
+    }
 
 
 def _finite(value: object) -> object:

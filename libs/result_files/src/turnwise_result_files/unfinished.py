@@ -148,7 +148,12 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
         "memory": episode.memory,
         "records": [_record_to_row(record) for record in episode.records],
         "turns": [
-            {"position": turn.position, "seconds": turn.seconds, "result": to_json(asdict(turn.result))}
+            {
+                "position": turn.position,
+                "seconds": turn.seconds,
+                "is_constrained": turn.is_constrained,
+                "result": to_json(asdict(turn.result)),
+            }
             for turn in episode.turns
         ],
         "calls": [asdict(call) for call in episode.calls],
@@ -226,6 +231,7 @@ def _to_turn(row: Row) -> RecordedTurn:
     return RecordedTurn(
         position=tuple(row["position"]),
         seconds=row["seconds"],
+        is_constrained=row.get("is_constrained", False),  # files of earlier versions lack it
         result=GenerateResult(
             **result
             | {

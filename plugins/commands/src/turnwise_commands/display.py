@@ -30,6 +30,7 @@ STYLES: Final[Mapping[Origin, str]] = {
     Origin.OBSERVATION: "cyan",
     Origin.FORCED: "magenta",
     Origin.REPLAYED: "green",
+    Origin.CONSTRAINED: "yellow",
 }
 """The colour style of tokens of each origin."""
 
@@ -39,6 +40,7 @@ MARKERS: Final[Mapping[Origin, str]] = {
     Origin.OBSERVATION: "⟦obs⟧",
     Origin.FORCED: "⟦forced⟧",
     Origin.REPLAYED: "⟦replayed⟧",
+    Origin.CONSTRAINED: "⟦constrained⟧",
 }
 """The marker before tokens of each origin when there is no colour."""
 
@@ -145,7 +147,8 @@ def _shown(trajectory: Trajectory, run: Segment, decode: Decode, *, color: bool)
 
 
 def _legend(trajectory: Trajectory, color: bool) -> Text:
-    origins = [o for o in Origin if o is not Origin.REPLAYED or (trajectory.origins == o).any()]
+    rare = (Origin.REPLAYED, Origin.CONSTRAINED)
+    origins = [o for o in Origin if o not in rare or (trajectory.origins == o).any()]
     if color:
         names = [Text(origin.name.lower(), STYLES[origin]) for origin in origins]
         return Text(" ").join(names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from turnwise import EpisodeResult, Trajectory
-from turnwise.record.columns import Origin
 from turnwise.types import JsonDict
 from turnwise_result_files.atif import Steps, add_step, build_document, token_metrics
 
@@ -48,7 +47,7 @@ def _add_tokens(steps: Steps, result: EpisodeResult) -> None:
 
 
 def _turns(trajectory: Trajectory) -> list[tuple[int, int]]:
-    return [(segment.start, segment.stop) for segment in trajectory.segments if segment.origin is Origin.ACTION]
+    return [(segment.start, segment.stop) for segment in trajectory.segments if segment.origin.is_turn]
 
 
 def _extra(result: EpisodeResult) -> JsonDict:

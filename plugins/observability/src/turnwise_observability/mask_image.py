@@ -27,6 +27,7 @@ _COLORS: Final = {
     Origin.OBSERVATION: (40, 130, 170),
     Origin.FORCED: (170, 70, 160),
     Origin.REPLAYED: (150, 205, 165),
+    Origin.CONSTRAINED: (215, 165, 60),
 }
 _WIDTH: Final = 768
 

@@ -12,7 +12,6 @@ from attrs import asdict, evolve
 
 from turnwise import structure
 from turnwise.errors import ConfigError, DataError
-from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise_result_files import read_results
@@ -88,7 +87,7 @@ def _turns(record: Trajectory) -> tuple[TraceTurn, ...]:
     """Return the contiguous runs of sampled tokens, each with the number of other tokens after it."""
     runs = [
         (sampled, sum(segment.stop - segment.start for segment in segments))
-        for sampled, segments in groupby(record.segments, key=lambda segment: segment.origin is Origin.ACTION)
+        for sampled, segments in groupby(record.segments, key=lambda segment: segment.origin.is_turn)
     ]
     turns: list[TraceTurn] = []
     for sampled, num_tokens in runs:

@@ -30,7 +30,7 @@ SORTS: Final = (
     *("row", "uid", "global_step", "sample_index", "status", "reward", "num_turns", "num_tool_calls"),
     *("num_tool_errors", "action_tokens", "response_tokens", "total_s", "llm_s", "tool_s"),
 )
-_ORIGINS: Final = ("prompt", "action", "observation", "forced", "replayed")
+_ORIGINS: Final = ("prompt", "action", "observation", "forced", "replayed", "constrained")
 
 
 @frozen(kw_only=True)

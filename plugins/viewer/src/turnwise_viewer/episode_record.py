@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import DataError, describe
 from turnwise.record.columns import NO_VERSION, Origin
+from turnwise.record.result import scored_tokens
 from turnwise.types import JsonDict, Message
 from turnwise_result_files.episode_rows import read_texts
 from turnwise_result_files.messages import calls_of
@@ -111,7 +112,7 @@ def _turns(segments: Sequence[Row]) -> list[list[int]]:
     turns: list[list[int]] = []
     place = None
     for segment in segments:
-        if segment["origin"] == "action":
+        if Origin[segment["origin"].upper()].is_turn:
             follows = turns and turns[-1][1] == segment["start"] and place == (segment["block"], segment["path"])
             place = segment["block"], segment["path"]
             turns.append([turns.pop()[0] if follows else segment["start"], segment["stop"]])
@@ -128,14 +129,24 @@ def _describe_score(row: Row, turns: Sequence[Sequence[int]]) -> JsonDict | None
     if level == "token":
         places = list(range(num_prompt, num_prompt + num_response))
     elif level == "turn":
-        places = [stop - 1 for _start, stop in turns]
+        places = _scored_tokens(row, turns)
     elif row["score_at"] == "last_action" and turns:
-        places = [max(stop for _start, stop in turns) - 1]
+        places = [max(_scored_tokens(row, turns))]
     else:
         places = [num_prompt + num_response - 1] if num_response else []
-    credits = [[place, value] for place, value in zip(places, values, strict=False) if level != "token" or value]
+    totals: dict[int, float] = {}
+    for place, value in zip(places, values, strict=False):
+        if level != "token" or value:
+            totals[place] = totals.get(place, 0.0) + value
+    credits = [[place, value] for place, value in totals.items()]
     extra = json.loads(row["score_extra"])
     return {"level": level, "at": row["score_at"], "values": values, "extra": extra, "credits": credits}
+
+
+def _scored_tokens(row: Row, turns: Sequence[Sequence[int]]) -> list[int]:
+    start = len(row["prompt_ids"])
+    places = scored_tokens([(first - start, stop - start) for first, stop in turns], np.asarray(row["response_mask"]))
+    return [start + int(place) for place in places]
 
 
 def describe_tokens(row: Row, texts: TokenTexts | None) -> JsonDict:

@@ -16,6 +16,7 @@ export const ORIGINS: Record<string, string> = {
   observation: "from a tool, a user or the environment: dotted line",
   forced: "inserted by the harness: double line",
   replayed: "sampled in another record, which trains it: dashed line",
+  constrained: "sampled under a grammar, and not trained: wavy line",
 };
 
 export function shade(logprob: number | null): string {

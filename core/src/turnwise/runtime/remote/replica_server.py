@@ -167,6 +167,7 @@ class ReplicaServer:
             token_ids=context.view(),
             sampling=request.sampling,
             layout=request.layout,
+            grammar=request.grammar,
         )
         attempt = _Attempt(worker, full, context)
         attempts = self._running.setdefault(request.request_id, [])

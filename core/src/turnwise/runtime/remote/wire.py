@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from turnwise.layout import Layout
 from turnwise.protocols import ReplicaLoad
 from turnwise.runtime.remote.contexts import ProvedPrefix
-from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams, TokenArray
+from turnwise.types import (
+    FinishReason,
+    FloatArray,
+    GenerateRequest,
+    GenerateResult,
+    Grammar,
+    SamplingParams,
+    TokenArray,
+)
 
 _REASONS = tuple(FinishReason)
 
@@ -35,6 +43,7 @@ class ToReplica:
         sampling: distinct parameters, without seeds and limits.
         sampling_index: (n,) index into `sampling` of each request.
         layouts: (n,) of the whole contexts; they are a few ints for each path.
+        grammars: (n,) of the turns.
         cancelled: ids of requests without a waiting task.
         released: ids of trajectories that have ended.
         suspects: ids of requests that must run alone, because several replicas died with them.
@@ -51,6 +60,7 @@ class ToReplica:
     sampling: tuple[SamplingParams, ...] = ()
     sampling_index: tuple[int, ...] = ()
     layouts: tuple[Layout | None, ...] = ()
+    grammars: tuple[Grammar | None, ...] = ()
     seeds: tuple[int | None, ...] = ()
     max_tokens: tuple[int | None, ...] = ()
     aborted: tuple[str, ...] = ()
@@ -85,6 +95,7 @@ def pack_requests(requests: Sequence[tuple[GenerateRequest, ProvedPrefix]], **id
         sampling=tuple(distinct),
         sampling_index=index,
         layouts=tuple(request.layout for request, _known in requests),
+        grammars=tuple(request.grammar for request, _known in requests),
         seeds=tuple(request.sampling.seed for request, _known in requests),
         max_tokens=tuple(request.sampling.max_tokens for request, _known in requests),
         **{name: tuple(column) for name, column in ids.items()},
@@ -102,6 +113,7 @@ class UnpackedRequest:
     new_ids: TokenArray
     sampling: SamplingParams
     layout: Layout | None = None
+    grammar: Grammar | None = None
 
 
 def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
@@ -118,6 +130,7 @@ def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
             new_ids=message.token_ids[start:stop],
             sampling=sampling.with_(seed=message.seeds[i], max_tokens=message.max_tokens[i]),
             layout=message.layouts[i],
+            grammar=message.grammars[i],
         )
         start = stop
 

@@ -25,8 +25,9 @@ class Append:
 
     def apply(self, record: TokenRecord) -> None:
         """Append to a trajectory or a path."""
-        if self.kind == "action":
-            record.add_action(self.token_ids, self.logprobs, self.weight_version)
+        if self.kind in ("action", "constrained"):
+            constrained = self.kind == "constrained"
+            record.add_action(self.token_ids, self.logprobs, self.weight_version, constrained=constrained)
         elif self.kind == "observation":
             record.add_observation(self.token_ids)
         else:
@@ -67,8 +68,9 @@ class Script:
 def appends(draw: st.DrawFn, max_tokens: int = 6) -> Append:
     """Draw one append of 0 to `max_tokens` tokens."""
     token_ids = draw(st.lists(TOKEN_IDS, max_size=max_tokens))
-    kind = draw(st.sampled_from(["action", "observation", "forced"]))
-    logprobs = draw(st.lists(LOGPROBS, min_size=len(token_ids), max_size=len(token_ids))) if kind == "action" else []
+    kind = draw(st.sampled_from(["action", "observation", "forced", "constrained"]))
+    is_turn = kind in ("action", "constrained")
+    logprobs = draw(st.lists(LOGPROBS, min_size=len(token_ids), max_size=len(token_ids))) if is_turn else []
     return Append(kind, token_ids, logprobs, draw(st.integers(0, 5)))
 
 

@@ -140,7 +140,7 @@ def check_record(record: Trajectory, objective: Objective, digests: Mapping[int,
     """
     start = record.num_prompt_tokens
     for index, state in _states(record, objective):
-        if index < start or record.origins[index - start] not in (int(Origin.ACTION), int(Origin.REPLAYED)):
+        if index < start or not Origin(record.origins[index - start]).is_sampled:
             continue
         token, version = int(record.input_ids[index]), int(record.weight_versions[index - start])
         found = float(record.logprobs[index - start])

@@ -12,7 +12,7 @@ import numpy as np
 
 from turnwise import Chat, Episode, Resources, State, Task, Trajectory
 from turnwise.errors import ConfigError
-from turnwise.record.columns import Origin
+from turnwise.record.columns import is_sampled
 from turnwise_verl_bridge.agent_loops.classes import find_loop, make_loop, make_worker_arguments
 from turnwise_verl_bridge.agent_loops.records import LoopOutput, LoopRecords
 from turnwise_verl_bridge.agent_loops.server import EpisodeServer, TokenList, to_verl_params
@@ -114,7 +114,7 @@ def _last_trained(episode: Episode) -> Trajectory | None:
 
 def _read_messages(record: Trajectory, chat: Chat) -> list[dict[str, Any]]:
     """Return the turns of the model, and the texts between them, which the loop has encoded, as user messages."""
-    sampled = np.isin(record.origins, (Origin.ACTION, Origin.REPLAYED))
+    sampled = is_sampled(record.origins)
     edges = [0, *(np.flatnonzero(sampled[1:] != sampled[:-1]) + 1).tolist(), len(sampled)]
     messages = []
     for start, stop in pairwise(edges):

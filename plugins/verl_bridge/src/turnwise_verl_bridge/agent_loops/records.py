@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from turnwise import Episode, GenerateResult, SamplingParams, Trajectory
 from turnwise.errors import DataError, TrajectoryError
-from turnwise.record.columns import Origin
+from turnwise.record.columns import Origin, is_sampled
 from turnwise.record.trajectory import Mark
 from turnwise.types import TokenArray, as_token_array
 
@@ -227,7 +227,7 @@ def _check_tokens(
 ) -> None:
     """Raise `TrajectoryError` for the first token of an output that its record does not have, or did not sample."""
     same = _common_length(ids, context)
-    sampled = np.isin(origins[:same], (Origin.ACTION, Origin.REPLAYED))
+    sampled = is_sampled(origins[:same])
     if (wrong := np.flatnonzero((mask[:same] == 1) & ~sampled)).size:
         raise TrajectoryError(
             f"response_mask[{wrong[0] - num_prompt}] is 1, but the engine did not sample the token {ids[wrong[0]]}"
@@ -235,7 +235,7 @@ def _check_tokens(
         )
     if same < min(len(ids), len(context)):
         name, place = ("prompt_ids", same) if same < num_prompt else ("response_ids", same - num_prompt)
-        how = "sampled" if origins[same] in (Origin.ACTION, Origin.REPLAYED) else "read"
+        how = "sampled" if Origin(origins[same]).is_sampled else "read"
         raise TrajectoryError(
             f"{name}[{place}] is {ids[same]}, but the model {how} the token {context[same]} there; return the ids of"
             " the requests and of their outputs"

@@ -19,6 +19,7 @@ from turnwise_testing.engines.scenarios import (
     simple_request,
 )
 from turnwise_testing.references.reference_model import TransformersReference, save_random_model
+from turnwise_tiny_models.tokenizer import byte_level_tokenizer
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.fused.decoder import FusedDecoder
 
@@ -56,9 +57,17 @@ def save_model():
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory, save_model):
-    """The directory of a Qwen3."""
-    return save_model(tmp_path_factory.mktemp("qwen3"))
+def tiny_tokenizer():
+    """A tokenizer of bytes with some merges, as byte-level BPE has them."""
+    return byte_level_tokenizer(['{"name": "Ada", "age": 36, "tags": [true, null]}'] * 3, VOCAB_SIZE)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory, save_model, tiny_tokenizer):
+    """The directory of a Qwen3 with a tokenizer."""
+    directory = save_model(tmp_path_factory.mktemp("qwen3"))
+    tiny_tokenizer.save_pretrained(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")

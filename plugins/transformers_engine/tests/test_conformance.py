@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise_testing.probes.engine import EngineProbe
+from turnwise_testing.probes.engine import EngineProbe, Letters
 from turnwise_testing.suites.engine import EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite
 from turnwise_transformers_engine import TransformersConfig
@@ -22,9 +22,11 @@ class TestTransformers(EngineSuite):
         return TransformersConfig(model=tiny_model, device="cpu", max_context=256)
 
     @pytest.fixture
-    def probe(self, tiny_reference):
-        """The vocabulary of the tiny model, and its forward pass."""
-        return EngineProbe(vocab_size=512, reference=tiny_reference)
+    def probe(self, tiny_reference, tiny_tokenizer):
+        """The vocabulary of the tiny model, its forward pass, and texts of one token."""
+        ids = {text: tiny_tokenizer.convert_tokens_to_ids(text) for text in ("a", "b", "7")}
+        letters = Letters(ids=ids, end_id=tiny_tokenizer.eos_token_id, decode=tiny_tokenizer.decode)
+        return EngineProbe(vocab_size=512, reference=tiny_reference, letters=letters)
 
 
 @pytest.mark.slow

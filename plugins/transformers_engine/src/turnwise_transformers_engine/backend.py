@@ -23,6 +23,10 @@ class Backend(Protocol):
     def model(self) -> Any:
         """The model of transformers."""
 
+    @property
+    def has_grammars(self) -> bool:
+        """Whether it takes requests with a grammar; else the decoder of layouts does."""
+
     def start(self, call_soon: Callable[..., object]) -> None:
         """Start the thread; `call_soon` queues a call on the event loop."""
 

@@ -26,6 +26,7 @@ from turnwise_engine_support.requests import check_context, check_not_in_flight,
 from turnwise_engine_support.results import RequestCounters
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
+from turnwise_transformers_engine.grammars import GrammarCompiler, supports_grammars
 from turnwise_transformers_engine.loading import load_backend, make_layout_decoder, supports_layouts
 from turnwise_transformers_engine.requests import Pending
 from turnwise_transformers_engine.weights.memory_state import MemoryState, memory_bytes
@@ -50,6 +51,7 @@ class TransformersEngine:
         self._spec = model_spec(config.model, resources)
         self._backend: Backend | None = None
         self._layouts: Any = None
+        self._grammars: GrammarCompiler | None = None
         self._started = False
         self._vocab_size = 0
         self._ended = ""
@@ -74,6 +76,7 @@ class TransformersEngine:
             layouts=self._supports_layouts,
             weight_updates=True,
             adapter_updates=True,
+            grammars=self._supports_grammars,
             sleep_levels=levels,
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
@@ -82,6 +85,11 @@ class TransformersEngine:
     @cached_property
     def _supports_layouts(self) -> bool:
         return supports_layouts(self._spec.path)
+
+    @cached_property
+    def _supports_grammars(self) -> bool:
+        # Where the generic decoder runs, the decoder of layouts serves them.
+        return self._supports_layouts and supports_grammars(self._spec.path)
 
     @cached_property
     def _stated_vocab_size(self) -> int | None:
@@ -102,6 +110,8 @@ class TransformersEngine:
         self._vocab_size = int(backend.model.config.get_text_config().vocab_size)
         self._layouts = make_layout_decoder(self._config, backend.model, self._served, self._max_context)
         self._memory = MemoryState(backend, self._served)
+        if self._supports_grammars and self._spec.path is not None:
+            self._grammars = GrammarCompiler(self._spec.path, self._vocab_size)
         backend.start(asyncio.get_running_loop().call_soon_threadsafe)
         self._backend = backend
         # For an engine that is never stopped: a thread inside torch at interpreter exit would abort the process.
@@ -111,7 +121,8 @@ class TransformersEngine:
         """
         Sample a continuation. The seed of a request counts if the model is fused, or if the request has a layout.
 
-        Log-probabilities are of the sampling distribution, after temperature, top-k and top-p; for greedy they are 0.
+        Log-probabilities are of the sampling distribution, after the grammar, temperature, top-k and top-p; for greedy
+        they are 0. A grammar that cannot be compiled is an `EngineError`.
         """
         backend = self._running_backend()
         self._check_serving()
@@ -122,9 +133,13 @@ class TransformersEngine:
             ended=asyncio.get_running_loop().create_future(),
         )
         self._pending[request.request_id] = pending
+        in_layouts = request.layout is not None or not (request.grammar is None or backend.has_grammars)
         try:
-            if request.layout is not None:
-                self._submit_layout(pending, max_tokens)
+            if self._grammars is not None and request.grammar is not None:
+                pending.grammar = await asyncio.to_thread(self._grammars.start, request)
+            if in_layouts:
+                if not pending.ended.done():
+                    self._submit_layout(pending, max_tokens)
             else:
                 await backend.wait_for_prefix(pending)
                 if not pending.ended.done():
@@ -135,7 +150,7 @@ class TransformersEngine:
         finally:
             del self._pending[request.request_id]
             pending.release_waiters()
-            if request.layout is not None:
+            if in_layouts:
                 self._layouts.cancel(pending.handle)
             else:
                 backend.cancel(pending)
@@ -262,11 +277,16 @@ class TransformersEngine:
         check_context(request, max_context=self._max_context, vocab_size=self._vocab_size)
         if request.sampling.stop:
             raise EngineError("the transformers engine has no stop strings: use stop_token_ids")
+        if request.grammar is not None and self._grammars is None:
+            raise EngineError(
+                "the transformers engine has no grammars: they need `turnwise-transformers-engine[grammar]`, a"
+                " tokenizer.json beside the model, and a model with full attention and rotary positions"
+            )
         check_not_in_flight(request, self._pending)
         return num_new_tokens(request, self._max_context)
 
     def _submit_layout(self, pending: Pending, max_tokens: int) -> None:
-        if not self.capabilities.layouts:
+        if not self._supports_layouts:
             raise EngineError("the model does not support layouts: they need full attention and rotary positions")
 
         def on_end(error: Exception | None) -> None:
@@ -276,7 +296,7 @@ class TransformersEngine:
             else:
                 pending.fail(error)
 
-        row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end)
+        row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end, pending.grammar)
         pending.output, pending.spans = row.progress, row.progress.spans
 
     def _watch_thread(self) -> None:

@@ -11,6 +11,7 @@ from attrs import define, field
 
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult
 from turnwise_engine_support.results import VersionStart, clip_logprobs, version_spans, weight_versions
+from turnwise_transformers_engine.grammars import TurnGrammar
 
 _LISTEN_S: Final = 0.02
 """Seconds between two looks at the tokens of a request that has a listener."""
@@ -31,6 +32,7 @@ class Pending:
         spans: index of the first token of each weight version, and the version; a decoder appends to it.
         num_cached_tokens: context tokens found in the prefix cache.
         prefilled: resolves when the context has been prefilled, or will not be; None if no other request waits for it.
+        grammar: state of its grammar; None if it has none.
     """
 
     request: GenerateRequest
@@ -40,6 +42,7 @@ class Pending:
     spans: list[VersionStart] = field(factory=list)
     num_cached_tokens: int = 0
     prefilled: asyncio.Future[None] | None = None
+    grammar: TurnGrammar | None = None
 
     @property
     def num_sampled(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain, count, repeat
 from typing import Any, Final, Protocol, TypeVar
 
@@ -46,6 +46,22 @@ class Reference(Protocol):
 
 
 @frozen(kw_only=True)
+class Letters:
+    """
+    Short texts for grammars.
+
+    Attributes:
+        ids: at least two texts that do not begin like each other, with the only id that writes each.
+        end_id: an id that ends turns.
+        decode: returns the text of ids.
+    """
+
+    ids: Mapping[str, int]
+    end_id: int
+    decode: Callable[[Any], str]
+
+
+@frozen(kw_only=True)
 class EngineProbe:
     """
     The probe of an engine.
@@ -60,6 +76,7 @@ class EngineProbe:
         timeout_s: longest wait for one request.
         reference: the model's own scores; without it checks that compare with it are skipped.
         logprob_bound: largest difference to the reference, in nats; a suite's own `logprob_bound` goes first.
+        letters: for the checks of grammars, which are skipped without them.
         measured: measurements of checks by name, such as `logprob_error`.
     """
 
@@ -72,6 +89,7 @@ class EngineProbe:
     timeout_s: float = 60.0
     reference: Reference | None = None
     logprob_bound: float = 1e-3
+    letters: Letters | None = None
     measured: dict[str, float] = field(factory=dict, eq=False)
 
     @prompts.default

@@ -275,6 +275,22 @@ class EngineSuite(PluginSuite):
         """A layout with a path that ends behind the context raises `EngineError`, and the engine lives on."""
         run(checker, "layout_beyond_the_context_is_refused")
 
+    def test_grammar_keeps_turns_in_its_language(self, checker: EngineChecker) -> None:
+        """Texts that end by themselves are in the language, cut ones begin one, and other requests are not touched."""
+        run(checker, "grammar_keeps_turns_in_its_language")
+
+    def test_grammar_logprobs_are_of_the_masked_distribution(self, checker: EngineChecker) -> None:
+        """A choice between texts of one token each: their probabilities under the model, divided by their sum."""
+        run(checker, "grammar_logprobs_are_of_the_masked_distribution")
+
+    def test_grammar_goes_on_behind_the_start_of_a_turn(self, checker: EngineChecker) -> None:
+        """A request that continues an interrupted turn is only allowed the rest of its text."""
+        run(checker, "grammar_goes_on_behind_the_start_of_a_turn")
+
+    def test_wrong_grammar_is_refused(self, checker: EngineChecker) -> None:
+        """A grammar that cannot be compiled raises `EngineError`, and the engine lives on."""
+        run(checker, "wrong_grammar_is_refused")
+
     def test_generate_before_start_is_refused(self, checker: EngineChecker) -> None:
         """A request to an engine that was not started raises `EngineError`, and it can be stopped."""
         run(checker, "generate_before_start_is_refused")

@@ -42,6 +42,10 @@ class FusedBackend:
     def model(self) -> Any:
         return self.decoder.model.model
 
+    @property
+    def has_grammars(self) -> bool:
+        return True
+
     def start(self, call_soon: Callable[..., object]) -> None:
         self._call_soon = call_soon
         self.decoder.start(self._report)
@@ -76,6 +80,7 @@ class FusedBackend:
             max_tokens=max_tokens,
             values=sampling_values(sampling, seed, self.model.config.vocab_size),
             on_end=on_end,
+            grammar=pending.grammar,
         )
         pending.output, pending.spans = row.progress, row.progress.spans
         self._rows[pending] = row
@@ -123,7 +128,7 @@ class FusedBackend:
             for row in list(self._rows.values()):
                 row.on_end(self.death())
         for row in rows:
-            row.on_end(None)
+            row.on_end(row.error)
 
 
 def make_fused_backend(

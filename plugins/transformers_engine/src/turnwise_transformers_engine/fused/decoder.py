@@ -22,7 +22,14 @@ from turnwise_engine_support.error_lines import error_line
 from turnwise_transformers_engine.fused.batch_sampling import make_columns, sample_rows
 from turnwise_transformers_engine.fused.model import Chunk, FusedModel
 from turnwise_transformers_engine.fused.prefix_pages import PageKey, PrefixPages
-from turnwise_transformers_engine.fused.row_batch import FusedRow, RowBatch, RowGroup, join, sampling_columns
+from turnwise_transformers_engine.fused.row_batch import (
+    FusedRow,
+    RowBatch,
+    RowGroup,
+    apply_grammars,
+    join,
+    sampling_columns,
+)
 from turnwise_transformers_engine.fused.slab import Slab
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
@@ -251,7 +258,9 @@ class FusedDecoder:
             self._keep_pages(row, row.token_ids)
         counts = [len(row.progress.generated_tokens) for row in rows]
         columns = make_columns([row.values for row in rows], counts)
-        tokens, logprobs = sample_rows(logits[done] if len(done) < len(chunks) else logits, columns)
+        logits = logits[done] if len(done) < len(chunks) else logits
+        apply_grammars(logits, rows)
+        tokens, logprobs = sample_rows(logits, columns)
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             # An update drops all keys and values, so each row passes here before its first token of a version.
             row.progress.start_version(self.served.version)
@@ -274,6 +283,8 @@ class FusedDecoder:
         positions = torch.from_numpy(join([group.position[: len(group)] for group in groups])).to(device)
         logits = self.model.decode(ids, positions, slabs)
         self.num_steps += 1
+        rows = [row for group in groups for row in group.rows]
+        apply_grammars(logits, rows)
         tokens, logprobs = sample_rows(logits, sampling_columns(groups))
         sampled = np.array(tokens, np.int64)
         for group, own in zip(groups, np.split(sampled, np.cumsum(sizes)[:-1]), strict=True):
@@ -281,7 +292,6 @@ class FusedDecoder:
             group.next_token[:size] = own
             group.position[:size] += 1
             group.count[:size] += 1
-        rows = [row for group in groups for row in group.rows]
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.add_token(token, logprob)
         return [row for row in rows if row.progress.finished]

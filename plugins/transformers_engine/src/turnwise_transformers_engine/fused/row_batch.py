@@ -12,8 +12,10 @@ from attrs import define, field
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.errors import EngineError
 from turnwise_transformers_engine.fused.batch_sampling import COLUMNS, SamplingColumns
 from turnwise_transformers_engine.fused.slab import Slab
+from turnwise_transformers_engine.grammars import TurnGrammar, exclude_ids
 from turnwise_transformers_engine.layouts.rows import Progress
 
 _FIRST_LENGTH = 64
@@ -30,10 +32,12 @@ class FusedRow:
         max_tokens: most tokens to sample.
         values: its values for `COLUMNS`.
         on_end: called on the event loop when it has finished, with None, or has failed, with an error.
+        grammar: of its tokens; None if it has none.
         progress: output so far.
         num_cached: context tokens in the prefix cache when it was first placed; -1 before.
         num_prefilled: tokens with keys and values, before it decodes.
         ended: whether it has finished or was cancelled.
+        error: that ended it; None if it has none.
         group: group with its keys and values; None while it waits.
         index: its row of the group.
     """
@@ -43,10 +47,12 @@ class FusedRow:
     max_tokens: int
     values: dict[str, Any]
     on_end: Callable[[Exception | None], None]
+    grammar: TurnGrammar | None = None
     progress: Progress = field(factory=Progress, init=False)
     num_cached: int = field(default=-1, init=False)
     num_prefilled: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
+    error: Exception | None = field(default=None, init=False)
     group: RowGroup | None = field(default=None, init=False)
     index: int = field(default=-1, init=False)
 
@@ -67,12 +73,24 @@ class FusedRow:
         return self.group.slab.data[:, self.index]
 
     def add_token(self, token: int, logprob: float) -> None:
-        """Append a sampled token."""
+        """Append a sampled token, unless the row has failed."""
+        if self.error is not None:
+            return
         progress = self.progress
         progress.generated_tokens.append(token)
         progress.logprobs.append(logprob)
         if token in self.stop_token_ids or len(progress.generated_tokens) >= self.max_tokens:
             progress.finished = True
+        elif self.grammar is not None:
+            try:
+                self.grammar.read((token,))
+            except EngineError as error:  # on the decoder's thread, which must go on
+                self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End it with an error."""
+        self.error = error
+        self.progress.finished = True
 
 
 @define(eq=False)
@@ -208,6 +226,13 @@ class RowBatch:
     def num_pages(self, page_size: int) -> int:
         """Return the pages that the rows would fill, the next token of each included."""
         return sum(int((group.position[: len(group)] // page_size + 1).sum()) for group in self._groups.values())
+
+
+def apply_grammars(logits: Tensor, rows: Sequence[FusedRow]) -> None:
+    """Exclude the ids that the grammars of rows exclude from (B, V) logits, in place; rows that cannot go on fail."""
+    states = {index: row.grammar for index, row in enumerate(rows) if row.grammar is not None}
+    for index, error in exclude_ids(logits, states).items():
+        rows[index].fail(error)
 
 
 def sampling_columns(groups: Sequence[RowGroup]) -> SamplingColumns:

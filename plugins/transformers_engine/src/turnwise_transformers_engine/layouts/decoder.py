@@ -25,6 +25,7 @@ from turnwise.errors import EngineError
 from turnwise.layout import Layout
 from turnwise.types import GenerateRequest
 from turnwise_engine_support.error_lines import error_line
+from turnwise_transformers_engine.grammars import TurnGrammar, exclude_ids
 from turnwise_transformers_engine.layouts.context_tree import ContextTree
 from turnwise_transformers_engine.layouts.row_sampling import sample
 from turnwise_transformers_engine.layouts.rows import Row, decode_input, prefill_input
@@ -84,16 +85,22 @@ class LayoutDecoder:
         self._idle.set()
 
     def submit(
-        self, handle: str, request: GenerateRequest, max_tokens: int, on_end: Callable[[Exception | None], None]
+        self,
+        handle: str,
+        request: GenerateRequest,
+        max_tokens: int,
+        on_end: Callable[[Exception | None], None],
+        grammar: TurnGrammar | None = None,
     ) -> Row:
         """
         Start a request. Its tokens appear in the row's `progress`.
 
         Args:
             handle: the argument of `cancel`.
-            request: the request, with a layout.
+            request: the request, with or without a layout.
             max_tokens: most tokens to sample.
             on_end: called when the request has finished, with None, or has failed, with an error.
+            grammar: state of its grammar, if it has one.
 
         Raises:
             EngineError: the layout does not fit the context, or the request does not fit the cache.
@@ -104,7 +111,7 @@ class LayoutDecoder:
         if num_tokens + max_tokens > self.capacity:
             raise EngineError(f"the layout cache has {self.capacity} tokens, too few for {num_tokens} + {max_tokens}")
         generator = self._make_generator(request.sampling.seed)
-        row = Row(request.token_ids.tolist(), layout, request.sampling, max_tokens, generator, on_end)
+        row = Row(request.token_ids.tolist(), layout, request.sampling, max_tokens, generator, on_end, grammar)
         self._rows[handle] = row
         self._waiting.append(row)
         self._schedule_pass()
@@ -237,7 +244,11 @@ class LayoutDecoder:
         if not due:
             return [], []
         rows = [row for row in forward.rows if row is not None]
-        return sample(logits[due], [row.sampling for row in rows], [row.generator for row in rows])
+        logits = logits[due]
+        states = {index: row.grammar for index, row in enumerate(rows) if row.grammar is not None}
+        for index, error in exclude_ids(logits, states).items():
+            rows[index].error = error
+        return sample(logits, [row.sampling for row in rows], [row.generator for row in rows])
 
     def _finish_pass(self, forward: _Pass, done: asyncio.Future[tuple[list[int], list[float]]]) -> None:
         self._idle.set()
@@ -269,7 +280,7 @@ class LayoutDecoder:
             self._decoding.append(row)
         if row.progress.finished and not row.ended:
             row.ended = True
-            row.on_end(None)
+            row.on_end(row.error)
 
     def _fail(self, error: BaseException) -> None:
         """Fail all running requests, because a failed pass leaves the cache in an unknown state."""

@@ -9,9 +9,11 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from turnwise.errors import EngineError
 from turnwise.layout import Layout, visible_keys
 from turnwise.types import SamplingParams
 from turnwise_engine_support.results import VersionStart
+from turnwise_transformers_engine.grammars import TurnGrammar
 from turnwise_transformers_engine.layouts.context_tree import TRASH, ContextTree, Placement
 from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, pad_rows
 
@@ -56,10 +58,12 @@ class Row:
         max_tokens: most tokens to sample.
         generator: random number generator.
         on_end: called once, with an error or None.
+        grammar: of its tokens; None if it has none.
         progress: the output so far.
         placement: its place in the tree; None while it waits.
         num_cached: context tokens in the cache when it was first placed; -1 before.
         ended: whether the request has ended or was cancelled.
+        error: that its grammar has ended with; None if there is none.
     """
 
     token_ids: list[int]
@@ -68,10 +72,12 @@ class Row:
     max_tokens: int
     generator: Any
     on_end: Callable[[Exception | None], None]
+    grammar: TurnGrammar | None = None
     progress: Progress = field(factory=Progress)
     placement: Placement | None = None
     num_cached: int = -1
     ended: bool = False
+    error: Exception | None = None
     _slots: NDArray[np.int64] = field(factory=lambda: np.empty(0, np.int64), init=False)
     _queries: NDArray[np.int64] = field(factory=lambda: np.empty(0, np.int64), init=False)
     _columns: tuple[NDArray[np.int32], ...] = field(default=(), init=False)
@@ -145,11 +151,19 @@ class Row:
         return token, position, self._slots[: self._num_placed]
 
     def add_token(self, token: int, logprob: float) -> None:
-        """Append a sampled token."""
+        """Append a sampled token, unless its grammar has failed."""
+        if self.error is not None:
+            self.progress.finished = True
+            return
         self.token_ids.append(token)
         self.progress.generated_tokens.append(token)
         self.progress.logprobs.append(logprob)
         self.progress.finished = token in self.sampling.stop_token_ids or not self.num_left
+        if self.grammar is not None and not self.progress.finished:
+            try:
+                self.grammar.read((token,))
+            except EngineError as error:
+                self.error, self.progress.finished = error, True
 
 
 def prefill_input(chunks: Sequence[tuple[NDArray[Any], ...]]) -> ForwardInput:

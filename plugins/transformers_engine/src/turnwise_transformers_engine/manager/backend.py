@@ -57,6 +57,10 @@ class ManagerBackend:
         """Number of ids of the model."""
         return int(self.model.config.get_text_config().vocab_size)
 
+    @property
+    def has_grammars(self) -> bool:
+        return False
+
     def start(self, call_soon: Callable[..., object]) -> None:
         self._call_soon = call_soon
         # Replaced, because the version must be read on the thread that samples the tokens, and before the next pause.

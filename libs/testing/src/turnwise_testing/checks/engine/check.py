@@ -25,6 +25,7 @@ class EngineCheck:
         needs: the field of `Capabilities` without which it makes no sense; empty for none.
         fresh: it wants an engine that was not started, and leaves it stopped.
         reference: it compares with `EngineProbe.reference`.
+        letters: it needs `EngineProbe.letters`.
         sleep_level: the level of sleep that it is about; 0 for none.
     """
 
@@ -32,6 +33,7 @@ class EngineCheck:
     needs: str = ""
     fresh: bool = False
     reference: bool = False
+    letters: bool = False
     sleep_level: int = 0
 
     def missing(self, capabilities: Capabilities, probe: EngineProbe | None = None) -> str:
@@ -42,6 +44,8 @@ class EngineCheck:
             return f"the engine has no sleep level {self.sleep_level}"
         if self.reference and (probe is None or probe.reference is None):
             return "the probe has no reference to compare with"
+        if self.letters and (probe is None or probe.letters is None):
+            return "the probe has no letters for grammars"
         return ""
 
 
@@ -50,14 +54,19 @@ ENGINE_CHECKS: dict[str, EngineCheck] = {}
 
 
 def engine_check(
-    *, needs: str = "", fresh: bool = False, reference: bool = False, sleep_level: int = 0
+    *, needs: str = "", fresh: bool = False, reference: bool = False, letters: bool = False, sleep_level: int = 0
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a function as a check; see `EngineCheck`."""
 
     def register(function: CheckFunction) -> CheckFunction:
         name = getattr(function, "__name__", "").removeprefix("check_")
         ENGINE_CHECKS[name] = EngineCheck(
-            function=function, needs=needs, fresh=fresh, reference=reference, sleep_level=sleep_level
+            function=function,
+            needs=needs,
+            fresh=fresh,
+            reference=reference,
+            letters=letters,
+            sleep_level=sleep_level,
         )
         return function
 

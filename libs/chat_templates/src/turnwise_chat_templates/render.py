@@ -38,6 +38,7 @@ class HuggingFaceTokenizer:
 
     Attributes:
         special_tokens: texts of the special tokens, the longest first.
+        added_tokens: texts with an id of their own, special ones included.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -45,6 +46,8 @@ class HuggingFaceTokenizer:
         # Called directly and without offsets, the Rust tokenizer saves a fifth to a half of `tokenizer.encode`.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.special_tokens = sorted(_special_tokens(tokenizer), key=len, reverse=True)
+        added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+        self.added_tokens = frozenset(str(token) for token in added.values()) - {""}
         self._special_pattern = re.compile("|".join(map(re.escape, self.special_tokens)) or "(?!)")
 
     @property

@@ -17,6 +17,7 @@ from turnwise import ToolCall
 from turnwise.errors import TemplateError
 from turnwise.types import JsonObject, ToolSchema
 from turnwise_tool_formats.examples import example_call, schema_of_value
+from turnwise_tool_formats.frames import CallFrame, frame_call
 from turnwise_tool_formats.schema_values import ArgumentTypes
 from turnwise_tool_formats.turn import WrittenGrammar, dump_json
 
@@ -69,6 +70,10 @@ class WrittenFormat:
         for name, arguments in calls:
             self._write_checked(content, (name, arguments), ArgumentTypes([schema_of_value(name, arguments)]))
         return self.grammar.write(content, calls)
+
+    def frame(self, name: str) -> CallFrame | None:
+        """Return the text around the arguments of a tool's calls; None if the format writes them not as JSON."""
+        return frame_call(self.grammar.write, name)
 
     def _write_checked(self, content: str, call: Call, types: ArgumentTypes) -> str:
         text = self.grammar.write(content, [call])

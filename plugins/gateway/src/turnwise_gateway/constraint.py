@@ -23,12 +23,14 @@ class Constraint:
         param: path of the field that asks for it.
         schema: JSON Schema of the text; None unless the kind is `json_schema`.
         tools: names of the tools that may be called, for the kinds `named` and `allowed`.
+        may_answer: the kind is `allowed`, and a turn without a call is fine.
     """
 
     kind: ConstraintKind
     param: str
     schema: Mapping[str, Any] | None = None
     tools: tuple[str, ...] = field(default=())
+    may_answer: bool = False
 
     @property
     def is_optional(self) -> bool:
@@ -36,6 +38,6 @@ class Constraint:
         return self.kind not in _ALWAYS_SERVED
 
     @property
-    def metric(self) -> str:
-        """Name by which a session counts that it did not constrain the turn."""
-        return f"wished_{self.param}_{self.kind}" if self.param == "tool_choice" else f"wished_{self.param}"
+    def counted(self) -> str:
+        """Name by which a session counts it."""
+        return f"{self.param}_{self.kind}" if self.param == "tool_choice" else self.param

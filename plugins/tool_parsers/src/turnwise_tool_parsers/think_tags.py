@@ -25,6 +25,11 @@ class ThinkTags:
 
     config: ThinkTagsConfig
 
+    @property
+    def tags(self) -> tuple[str, str]:
+        """The tags before and after reasoning."""
+        return self.config.start, self.config.end
+
     def split(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the rest, each without whitespace beside a tag."""
         begins = text.lstrip().startswith(self.config.start)

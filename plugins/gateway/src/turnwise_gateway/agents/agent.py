@@ -34,6 +34,7 @@ from turnwise_gateway.programs.peer_socket import can_find_inodes
 from turnwise_gateway.programs.program import Program, ProgramFailedError, inherited
 from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.session.comparison import check_conversations
+from turnwise_gateway.session.grammars import GrammarWriter
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session
 
@@ -46,13 +47,14 @@ AgentFunction = Callable[[Task, ModelClient], Awaitable[float | None]]
 
 
 def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
-    """Return the parts that the sessions of a run share; `ConfigError` when it has no chat template."""
+    """Return the parts that the sessions of a run share; `ConfigError` if the run lacks one that the options need."""
     chat, reasoning = resources.chat, resources.reasoning
     if chat is None:
         raise ConfigError("agent 'external' renders prompts: the run needs a model with a chat template")
     for name, use in config.models.items():
         if isinstance(use, Endpoint) and use.api_key_env is not None and not os.environ.get(use.api_key_env):
             raise ConfigError(f"agent.models.{name}.api_key_env: there is no environment variable {use.api_key_env!r}")
+    constrains = config.structured_output == "constrain"
     return SessionParts(
         chat=chat,
         parser=resources.parser,
@@ -62,6 +64,7 @@ def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
         seed=resources.seed,
         template_options=resources.model.template_options,
         options=config,
+        grammars=GrammarWriter.of(chat, resources.parser, reasoning) if constrains else None,
     )
 
 

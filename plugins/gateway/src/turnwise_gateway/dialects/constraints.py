@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Constraint, ToolChoice
@@ -93,19 +93,21 @@ class ChoiceForms:
         if word == self.named:
             return _constrain("named", [self._read_name(choice)], tools, further)
         if word == "allowed_tools" and self.allowed is not None:
-            return _constrain("allowed", self._read_allowed(choice, self.allowed), tools, further)
+            names, may_answer = self._read_allowed(choice, self.allowed)
+            return evolve(_constrain("allowed", names, tools, further), may_answer=may_answer)
         served = ", ".join((*self.words, self.named, *(() if self.allowed is None else ("allowed_tools",))))
         raise refuse_unsupported("tool_choice", f"it is {word[:MAX_NAME_CHARS]!r}, expected one of {served}")
 
-    def _read_allowed(self, choice: Fields, key: str) -> list[str]:
+    def _read_allowed(self, choice: Fields, key: str) -> tuple[list[str], bool]:
+        """Return the names of the tools, and whether the model may answer without a call."""
         owner = choice.object(key) if key else choice
         if owner is None:
             raise refuse(choice.name(key), "must be an object")
-        owner.value("mode")
+        mode = owner.text("mode")
         names = [self._read_name(tool) for tool in owner.objects("tools") if tool.text("type") == self.named]
         if not names:
             raise refuse(owner.name("tools"), f"must have a tool of type {self.named}")
-        return names
+        return names, mode == "auto"
 
     def _read_name(self, tool: Fields) -> str:
         holder = tool.object(self.holder) if self.holder else tool

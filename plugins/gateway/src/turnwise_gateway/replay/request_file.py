@@ -45,7 +45,7 @@ from turnwise_gateway.session.session import Session
 
 FORMAT: Final = "turnwise requests of a session"
 VERSION: Final = 2
-_CAPABILITIES: Final = ("logprobs", "seeds", "stop_strings", "abort", "max_context", "vocab_size")
+_CAPABILITIES: Final = ("logprobs", "seeds", "stop_strings", "abort", "grammars", "max_context", "vocab_size")
 _WIRE_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
 """Headers of a connection and not of the request."""
 
@@ -218,7 +218,7 @@ def read_requests(path: Path) -> RequestFile:
             rollout_n=head["rollout_n"],
             global_step=head["global_step"],
             validation=head["validation"],
-            capabilities=Capabilities(**{name: head["capabilities"][name] for name in _CAPABILITIES}),
+            capabilities=Capabilities(**{"grammars": False} | head["capabilities"]),
             events=tuple(events[: ends[0]] if ends else events),
             records=events[ends[0]]["records"] if ends else None,
         )

@@ -1,4 +1,4 @@
-"""Counts the fields of requests that have no effect, and the forms of a turn that nothing enforces."""
+"""Counts the fields of requests that have no effect, and the forms of a turn that they ask for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 from attrs import define, field
 
 from turnwise_gateway.calls import ModelCall
+from turnwise_gateway.session.grammars import is_constrained
 
 _MAX_NAMES: Final = 64
 """Names that are counted one by one; a client may invent any number, and each is a metric of the episode."""
@@ -15,8 +16,14 @@ _MAX_NAMES: Final = 64
 
 @define(eq=False)
 class FieldCounter:
-    """Counts the fields of the calls of one session."""
+    """
+    Counts the fields of the calls of one session.
 
+    Attributes:
+        constrains: a grammar keeps turns to the form that a call asks for.
+    """
+
+    constrains: bool = False
     _names: set[str] = field(factory=set, init=False)
 
     def count(self, call: ModelCall, note: Callable[[str], None]) -> None:
@@ -25,5 +32,6 @@ class FieldCounter:
             if len(self._names) < _MAX_NAMES:
                 self._names.add(name)
             note(f"ignored_{name if name in self._names else 'other'}")
-        for metric in {each.metric for each in call.constraints}:
-            note(metric)
+        effect = "constrained" if self.constrains and is_constrained(call) else "wished"
+        for name in {each.counted for each in call.constraints}:
+            note(f"{effect}_{name}")

@@ -43,8 +43,8 @@ class SessionOptions:
             ends most agents; `call` gives it a call whose arguments are the sampled text, so that the agent tells the
             model about the error as about any wrong arguments.
         structured_output: a request for a JSON reply, for one named tool or for some of the tools: `refuse` refuses the
-            call; `wish` serves it like a request for any reply. Nothing constrains the sampling, so the agent must
-            check the reply, as it does in production.
+            call; `wish` serves it like a request for any reply, so the agent must check the reply; `constrain` keeps
+            the sampling to a grammar of the form, with an engine that has grammars, and the turn is not trained.
         train: kinds of records to train.
         max_calls: most calls that a session answers.
         max_tool_calls: most calls of the run's tools; further ones return an error.
@@ -58,7 +58,9 @@ class SessionOptions:
         default="user", validator=validators.in_(("user", "keep", "refuse"))
     )
     malformed_calls: Literal["text", "call"] = field(default="text", validator=validators.in_(("text", "call")))
-    structured_output: Literal["refuse", "wish"] = field(default="refuse", validator=validators.in_(("refuse", "wish")))
+    structured_output: Literal["refuse", "wish", "constrain"] = field(
+        default="refuse", validator=validators.in_(("refuse", "wish", "constrain"))
+    )
     train: TrainedKinds = field(factory=TrainedKinds)
     max_calls: int = field(default=500, validator=validators.ge(1))
     max_tool_calls: int = field(default=500, validator=validators.ge(0))

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from turnwise import Chat, ToolParser
 from turnwise.types import ToolSchema
 from turnwise_gateway.session.drafts import Settle
+from turnwise_gateway.session.grammars import GrammarWriter
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.tree.messages import Split
 
@@ -28,6 +29,7 @@ class SessionParts:
         seed: of the run.
         template_options: `model.template_options` of the run.
         options: rules and limits.
+        grammars: writes grammars of turns; None unless `options.structured_output` is `constrain`.
     """
 
     chat: Chat
@@ -38,3 +40,4 @@ class SessionParts:
     seed: int = 0
     template_options: Mapping[str, Any] = field(factory=dict)
     options: SessionOptions = field(factory=SessionOptions)
+    grammars: GrammarWriter | None = None

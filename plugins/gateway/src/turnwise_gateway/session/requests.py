@@ -29,6 +29,14 @@ def check_stop(call: ModelCall, engine: Capabilities) -> None:
         raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
 
 
+def check_grammars(call: ModelCall, engine: Capabilities) -> None:
+    """Refuse a call whose turn needs a grammar if the engine has none."""
+    if not engine.grammars:
+        param = call.constraints[0].param
+        text = f"'{param}' is not supported: the engine of the run has no grammars, see structured_output"
+        raise CallRefusedError("unsupported", text, param=param)
+
+
 def _check_template_option(path: str, value: Any, own: Mapping[str, Any]) -> None:
     name = path.removeprefix("chat_template_kwargs.")
     if name in own and own[name] == value:
@@ -41,6 +49,6 @@ def _check_template_option(path: str, value: Any, own: Mapping[str, Any]) -> Non
 def _refuse_constraint(constraint: Constraint) -> CallRefusedError:
     text = (
         f"'{constraint.param}' is not supported: the session samples as the run says; with the agent's option "
-        "`structured_output: wish` it is served, and nothing constrains the sampling"
+        "`structured_output: wish` it is served, and nothing constrains the sampling; with `constrain` a grammar does"
     )
     return CallRefusedError("unsupported", text, param=constraint.param)

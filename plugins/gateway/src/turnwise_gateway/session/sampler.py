@@ -32,9 +32,9 @@ class TurnSampler:
     reader: TurnReader
     _seeds: TurnSeeds = field(factory=TurnSeeds, init=False)
 
-    async def sample(self, call: ModelCall, record: OpenRecord, head: ReplyHead) -> GenerateResult:
+    async def sample(self, call: ModelCall, record: OpenRecord, head: ReplyHead, grammar: str | None) -> GenerateResult:
         """
-        Return the next turn of a record, which does not have it yet.
+        Return the next turn of a record, which does not have it yet; it keeps to the grammar, if there is one.
 
         Raises:
             CallRefusedError: not one token fits.
@@ -51,6 +51,7 @@ class TurnSampler:
                 max_tokens=call.max_tokens,
                 stop=call.stop,
                 on_tokens=self._listener(call, head),
+                grammar=grammar,
             )
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error

@@ -25,7 +25,7 @@ from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.records import OpenRecord, ResumePoint, SampledTurn, SessionRecords
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
-from turnwise_gateway.session.requests import check_request, check_stop
+from turnwise_gateway.session.requests import check_grammars, check_request, check_stop
 from turnwise_gateway.session.sampler import TurnSampler
 from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import CallIds, TurnReader
@@ -80,7 +80,7 @@ class Session:
     _is_closed: bool = field(default=False, init=False)
     _is_over: bool = field(default=False, init=False)
     _rendering: asyncio.Lock = field(factory=asyncio.Lock, init=False)
-    _fields: FieldCounter = field(factory=FieldCounter, init=False)
+    _fields: FieldCounter = field(init=False)
     _num_turns: int = field(default=0, init=False)
     _kept: KeptTurns = field(factory=KeptTurns, init=False)
     _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
@@ -99,6 +99,7 @@ class Session:
         self._reader = TurnReader(
             chat=parts.chat, parser=parts.parser, split=parts.split, settle=parts.settle, keeps_malformed=keeps
         )
+        self._fields = FieldCounter(constrains=parts.grammars is not None)
         self._sampler = TurnSampler(self.episode, parts.seed, self._reader)
 
     @property
@@ -222,6 +223,7 @@ class Session:
     async def _answer(self, call: ModelCall) -> SampledTurn:
         """Return a turn with an answer counted."""
         self._check(call)
+        grammar = await self._find_grammar(call)
         self._fields.count(call, self._count)
         self.others.count_unlisted(call.model)
         rendering = Rendering(self.parts.chat, self.limits.max_tokens, self._rendering)
@@ -237,11 +239,20 @@ class Session:
                 await asyncio.wait(self._leaving)
             self._check(call)
             try:
-                started = self._start(call, rendering)
+                started = self._start(call, rendering, grammar)
             except LongTextError as missing:
                 await rendering.prepare(missing)
             else:
                 return await started.wait()
+
+    async def _find_grammar(self, call: ModelCall) -> str | None:
+        """Return the grammar of the call's turn; `CallRefusedError` if the run or its engine cannot constrain it."""
+        writer = self.parts.grammars
+        if writer is None or (grammar := writer.write(call)) is None:
+            return None
+        check_grammars(call, self.episode.capabilities)
+        await writer.check(call)
+        return grammar
 
     def _count_tokens(self, call: ModelCall, rendering: Rendering) -> int:
         with refusing_depth():
@@ -268,7 +279,7 @@ class Session:
         if self._is_over or self.error is not None:
             raise CallRefusedError("session_closed", "the session is over")
 
-    def _start(self, call: ModelCall, rendering: Rendering) -> SharedCall:
+    def _start(self, call: ModelCall, rendering: Rendering, grammar: str | None) -> SharedCall:
         """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
         with refusing_depth():
             prepared = self.book.prepare(call)
@@ -285,7 +296,8 @@ class Session:
             self._drop(record.turn)
         shared = SharedCall(asyncio.get_running_loop().create_future())
         # A separate task, because a retry may wait for it when the first client leaves.
-        task = self.spawn(self._sample(prepared, record, shared, asked=evolve(call, body=b"", partial_reply=None)))
+        asked = evolve(call, body=b"", partial_reply=None)
+        task = self.spawn(self._sample(prepared, record, shared, asked=asked, grammar=grammar))
         shared.cancel = lambda: self._leave(call, shared, task)
         # A task that is cancelled before its first step runs nothing of its function, so its end is seen here.
         task.add_done_callback(lambda _: None if shared.outcome.done() else self._end_sampling(call, record, shared))
@@ -299,13 +311,15 @@ class Session:
         task.add_done_callback(self._leaving.discard)
         task.cancel()
 
-    async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall) -> None:
+    async def _sample(
+        self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall, grammar: str | None
+    ) -> None:
         """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call unprepared."""
         self._num_turns += 1
         provenance = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance)
         try:
-            result = await self._sampler.sample(call, record, head)
+            result = await self._sampler.sample(call, record, head, grammar)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
             shared.finish(self._keep(call, record, result, head, asked))

@@ -68,7 +68,7 @@ async def check_grammar_goes_on_behind_the_start_of_a_turn(engine: Engine, probe
     first, second = list(letters.ids)[:2]
     request = _request(probe, 0, f'start: "{first}" "{second}"')
     context = np.append(request.token_ids, np.int32(letters.ids[first]))
-    rest = evolve(request, token_ids=context, grammar=evolve(request.grammar, num_read=1))
+    rest = evolve(request, token_ids=context, grammar=Grammar(text=f'start: "{first}" "{second}"', num_read=1))
     result = await probe.ask(engine, rest)
     expect_equal(result.token_ids.tolist(), [letters.ids[second], letters.end_id], "ids of the rest of a turn")
 

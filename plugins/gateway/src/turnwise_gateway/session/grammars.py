@@ -28,6 +28,7 @@ _WHITE_SPACE: Final = "[ \\n\\r\\t]{0,40}"
 """Between the tokens of a JSON text: enough for indented lines, and no model writes it forever."""
 _OPTIONS: Final = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
 """A client cannot set these, for they replace its own; `lenient` would ignore keywords."""
+_MAX_ERROR_CHARS: Final = 500
 _ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -128,8 +129,8 @@ class GrammarWriter:
         if text is not None:
             turn.add("reply", _json(_ANY_OBJECT if text.schema is None else text.schema))
         else:
-            before = _common_start([frame.before for frame in self._frames(call).values()]).strip()
-            turn.add("REPLY", f"/(?s:.+)/ & ~/(?s:.*){_pattern(before)}(?s:.*)/")
+            opening = _find_opening(self._frames(call))
+            turn.add("REPLY", f"/(?s:.+)/ & ~/(?s:.*){_pattern(opening)}(?s:.*)/")
             turn.add("reply", "REPLY")
         return ("reply",)
 
@@ -228,10 +229,11 @@ def _find(call: ModelCall, *kinds: str) -> Constraint | None:
     return next((each for each in call.constraints if each.kind in kinds), None)
 
 
-def _common_start(texts: Sequence[str]) -> str:
-    first, last = min(texts), max(texts)  # all others lie between them
-    size = next((size for size, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first[:size]
+def _find_opening(frames: Mapping[str, CallFrame]) -> str:
+    """Return the text that begins each call: the tag before its JSON, or else the JSON up to the tool's name."""
+    name, frame = next(iter(frames.items()))
+    start = frame.before.partition(name)[0]
+    return start.partition("{")[0].strip() or start.strip()
 
 
 def _arguments(tool: ToolSchema) -> Mapping[str, Any]:
@@ -255,4 +257,6 @@ def _find_error(grammar: str) -> str:
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not is_error:
         return ""
-    return str(messages[0]).splitlines()[0].partition("failed to compile JSON schema: ")[2] or str(messages[0])
+    # In front of it is the place in the grammar, and behind it the grammar itself.
+    text = str(messages[0]).partition("failed to compile JSON schema: ")[2] or str(messages[0])
+    return " ".join(text.partition("\n   1 | ")[0].split())[:_MAX_ERROR_CHARS]

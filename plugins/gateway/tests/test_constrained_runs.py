@@ -1,0 +1,114 @@
+"""Constrained runs from the command line: a tiny model with random weights, and unmodified clients."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import yaml
+from gateway_rollouts import ENGINE
+
+from turnwise import Status
+from turnwise.record.columns import Origin
+from turnwise_result_files import read_results
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_tiny_models.tokenizer import CHATML, byte_level_tokenizer
+
+PLUGINS = ["acme_one_reply", "chat_templates", "gateway", "hermes_parser", "reported_reward"]
+PROGRAM = Path(__file__).parent / "programs" / "call_constrained.py"
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+RUN = {
+    "model": {"path": "model"},
+    "data": {"path": "tasks.jsonl"},
+    "engine": {"name": "transformers", "max_context": 4096, "device": "cpu", "seed": 1},
+    "parser": "hermes",
+    "chat": {"name": "jinja", "tools": "system_prompt"},
+    "reward": "reported",
+    "rollout": {"prompt_length": 1024, "response_length": 3000, "max_in_flight": 2},
+    "telemetry": {"log_level": "warning"},
+}
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    """A function that writes a run with a random model, and returns its folder."""
+
+    def write(template=CHATML, **changes):
+        tokenizer = byte_level_tokenizer(
+            ['{"kind": "red", "sold": true, "count": 7}'] * 3, 400, tags=TAGS, chat_template=template
+        )
+        config = transformers.Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=4096,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        # Nearly even distributions, so that a think block ends.
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        task = {"uid": "t1", "messages": [{"role": "user", "content": "Which item is it?"}]}
+        (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+        agent = {"name": "external", "command": ["python", str(PROGRAM)], "structured_output": "constrain"}
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump({**RUN, "agent": agent, **changes}))
+        return tmp_path
+
+    return write
+
+
+def rollout(folder, *options):
+    """Run `turnwise rollout` and return its process."""
+    command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "--out", "out", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_clients_get_the_form_that_they_ask_for(write_run, thinks):
+    """
+    Each reply of a random model parses, in all dialects; its tokens are sampled and not trained.
+
+    Also with a template that starts each turn in a think block, which is free and ends before the form.
+    """
+    template = CHATML.replace("assistant\\n'", "assistant\\n<think>'") if thinks else CHATML
+    reasoning = {"reasoning_parser": "think_tags"} if thinks else {}
+    folder = write_run(template, **reasoning)
+
+    done = rollout(folder)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (episode,) = read_results(folder / "out")
+    assert episode.status is Status.COMPLETED, episode.fault
+    assert episode.reward == 7
+    sampled = [record for record in episode.trajectories if len(record.turns())]
+    free = [record for record in sampled if record.response_mask.any()]
+    assert (len(sampled), len(free)) == (8, 1)
+    for record in sampled:
+        origin = Origin.ACTION if record is free[0] else Origin.CONSTRAINED
+        assert set(record.origins.tolist()) == {origin}
+        assert (record.weight_versions >= 0).all()
+        assert (record.logprobs < 0).any()
+    counts = episode.metrics.extra
+    assert counts["gateway/constrained_response_format"] == 1
+    assert counts["gateway/constrained_tool_choice_named"] == 2
+    assert not [name for name in counts if "wished" in name]
+
+
+def test_an_engine_without_grammars_is_named(write_run, monkeypatch):
+    """The client's error says that the engine of the run has no grammars."""
+    folder = write_run(engine="one_reply", plugins=PLUGINS)
+    install_plugin(folder / "site", "acme_one_reply", ENGINE)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
+
+    done = rollout(folder)
+
+    assert done.returncode == 1
+    assert "BadRequestError" in done.stdout + done.stderr
+    assert "the engine of the run has no grammars" in " ".join((done.stdout + done.stderr).split())

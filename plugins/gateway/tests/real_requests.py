@@ -25,6 +25,10 @@ TOOLS = {
 """The same tool in each dialect."""
 
 
+EFFECTS = ("ignored_", "wished_", "constrained_")
+"""Starts of the metrics about fields."""
+
+
 @frozen
 class Sent:
     """
@@ -62,7 +66,7 @@ def send(dialect, *bodies, template_options=None, **options):
                     answer = await (response.json() if is_json else response.text())
                 added = Counter(session.episode.counters.extra) - before
                 names = ((name, name.removeprefix("gateway/")) for name in added)
-                counts = {short: added[name] for name, short in names if short.startswith(("ignored_", "wished_"))}
+                counts = {short: added[name] for name, short in names if short.startswith(EFFECTS)}
                 sent.append(Sent(response.status, answer, counts))
 
     sessions = Sessions(parts={"template_options": template_options or {}})

@@ -10,15 +10,19 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from turnwise import Chat, State
+from turnwise import Chat, Resources, State
 from turnwise_gateway.calls import ModelCall
 from turnwise_gateway.server import GatewayServer, SessionDirectory
 from turnwise_gateway.session.comparison import check_conversations
+from turnwise_gateway.session.grammars import GrammarWriter
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session
 from turnwise_gateway.tree.messages import split_think
 from turnwise_testing.probes.agent import AgentProbe, ProbeParser, make_task, probe_resources
+from turnwise_tool_formats.config import LimitConfig
+from turnwise_tool_formats.hermes import Hermes
+from turnwise_tool_formats.parser import FormatParser
 
 ADD = {
     "type": "function",
@@ -124,6 +128,11 @@ class SessionRun:
         return {name.removeprefix(prefix): value for name, value in extra.items() if name.startswith(prefix)}
 
 
+def make_grammars(chat):
+    """Return the writer of the grammars of calls as `ProbeParser` reads them."""
+    return GrammarWriter(chat, FormatParser(Hermes(), LimitConfig(), Resources(chat=chat)), None)
+
+
 @define
 class Sessions:
     """Runs scenarios; `engine` and `limits` change the probe's, and `chat` is another chat template."""
@@ -147,6 +156,7 @@ class Sessions:
             split=self.parts.get("split", split_think),
             template_options=self.parts.get("template_options", {}),
             options=SessionOptions(**options),
+            grammars=make_grammars(probe.chat) if options.get("structured_output") == "constrain" else None,
         )
         agent = ScenarioAgent(scenario, parts)
 

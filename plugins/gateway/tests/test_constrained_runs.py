@@ -18,7 +18,7 @@ from turnwise_testing.whole_runs.installation import install_plugin
 from turnwise_tiny_models.tokenizer import CHATML, byte_level_tokenizer
 
 PLUGINS = ["acme_one_reply", "chat_templates", "gateway", "hermes_parser", "reported_reward"]
-PROGRAM = Path(__file__).parent / "programs" / "call_constrained.py"
+PROGRAMS = Path(__file__).parent / "programs"
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 RUN = {
     "model": {"path": "model"},
@@ -36,7 +36,7 @@ RUN = {
 def write_run(tmp_path):
     """A function that writes a run with a random model, and returns its folder."""
 
-    def write(template=CHATML, **changes):
+    def write(template=CHATML, program=(str(PROGRAMS / "call_constrained.py"),), **changes):
         tokenizer = byte_level_tokenizer(
             ['{"kind": "red", "sold": true, "count": 7}'] * 3, 400, tags=TAGS, chat_template=template
         )
@@ -57,16 +57,22 @@ def write_run(tmp_path):
         tokenizer.save_pretrained(tmp_path / "model")
         task = {"uid": "t1", "messages": [{"role": "user", "content": "Which item is it?"}]}
         (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-        agent = {"name": "external", "command": ["python", str(PROGRAM)], "structured_output": "constrain"}
+        agent = {"name": "external", "structured_output": "constrain", "keep_requests": "requests"}
+        agent["command"] = ["python", *program]
         (tmp_path / "run.yaml").write_text(yaml.safe_dump({**RUN, "agent": agent, **changes}))
         return tmp_path
 
     return write
 
 
-def rollout(folder, *options):
+def rollout(folder):
     """Run `turnwise rollout` and return its process."""
-    command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "--out", "out", *options]
+    return turnwise(folder, "rollout", "run.yaml", "--out", "out")
+
+
+def turnwise(folder, *arguments):
+    """Run a command and return its process."""
+    command = [sys.executable, "-m", "turnwise.cli", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -99,6 +105,23 @@ def test_clients_get_the_form_that_they_ask_for(write_run, thinks):
     assert counts["gateway/constrained_response_format"] == 1
     assert counts["gateway/constrained_tool_choice_named"] == 2
     assert not [name for name in counts if "wished" in name]
+    replayed = turnwise(folder, "gateway", "replay", "requests", "--config", "run.yaml", "--json")
+    assert [None] == [each["difference"] for each in json.loads(replayed.stdout)["sessions"]], replayed.stderr
+
+
+@pytest.mark.parametrize("number", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_replies_to_random_schemas_fit_them(write_run, number):
+    """Over HTTP: each reply that no limit has cut is valid."""
+    folder = write_run(program=(str(PROGRAMS / "call_schemas.py"), str(number)))
+
+    done = rollout(folder)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (episode,) = read_results(folder / "out")
+    assert episode.fault is None
+    assert episode.reward >= number / 2
+    assert len(episode.trajectories) == number
+    assert not any(record.response_mask.any() for record in episode.trajectories)
 
 
 def test_an_engine_without_grammars_is_named(write_run, monkeypatch):

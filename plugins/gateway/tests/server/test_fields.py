@@ -20,7 +20,8 @@ ROWS = {(rule.name, rule.form): rule for rules in RULES.values() for rule in rul
 def make_engine(probe):
     """An engine that says one word, and can end a turn at a string."""
     sampled = [*probe.chat.tokenizer.encode("Yes."), probe.chat.stop_token_ids[0]]
-    return ScriptedEngine(lambda _request: sampled, capabilities=evolve(SCRIPTED_CAPABILITIES, stop_strings=True))
+    capabilities = evolve(SCRIPTED_CAPABILITIES, stop_strings=True, grammars=True)  # the effect is what counts here
+    return ScriptedEngine(lambda _request: sampled, capabilities=capabilities)
 
 
 def ask(dialect, *bodies, **options):
@@ -39,14 +40,18 @@ def effect_of(rule, sent):
 
 
 @pytest.mark.parametrize("dialect", NAMES)
-@pytest.mark.parametrize("option", ["refuse", "wish"])
+@pytest.mark.parametrize("option", ["refuse", "wish", "constrain"])
 def test_each_field_has_its_effect(dialect, option):
-    """It is served, counted as a wish, counted as ignored, or refused by its name; the option decides of some."""
+    """It is served, a wish, constrained, ignored, or refused by its name; the option decides of some."""
     table = find_dialect(dialect).fields
     own = {(rule.name, rule.form): rule for rule in table.rules}
     rows = {key: own.get(key, rule) for key, rule in ROWS.items() if rule.name not in LEAST[dialect]}
-    words = {"template": "refused", "optional": "wished" if option == "wish" else "refused, or wished"}
+    optional = {"refuse": "refused, or wished", "wish": "wished", "constrain": "constrained"}[option]
+    words = {"template": "refused", "optional": optional}
     expected = {key: table.effect_of(*key) for key in rows}
+    if option == "constrain":  # the wish for one call alone is no form
+        required = [key for key in rows if key[0] == "tool_choice" and expected[key] == "wished"]
+        expected |= dict.fromkeys(required, "constrained")
 
     sent = ask(dialect, *(rule.body(rule.example) for rule in rows.values()), structured_output=option)
 

@@ -143,7 +143,7 @@ def test_forms_without_a_grammar_are_refused():
     chat = make_chat()
     xml, none = GrammarWriter(chat, make_parser("qwen3_coder", chat), None), GrammarWriter(chat, None, None)
     cases = [
-        (xml, ask([NAMED]), "no grammar of its format"),
+        (xml, ask([NAMED]), "calls has no grammar"),
         (xml, ask([JSON_SCHEMA]), "'tools' cannot constrain"),
         (none, ask([REQUIRED]), "no tool parser"),
         (none, ask([Constraint(kind="named", tools=("other",), **TOOL_CHOICE)]), "'other', whose schema"),

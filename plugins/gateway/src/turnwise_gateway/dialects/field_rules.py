@@ -15,7 +15,7 @@ Effect = Literal["served", "wished", "optional", "template", "refused", "ignored
 EFFECTS: Final[Mapping[Effect, str]] = {
     "served": "the session does what the field says",
     "wished": "served like a request without the field, and counted as `gateway/wished_NAME`",
-    "optional": "refused, or `wished` with the agent's option `structured_output: wish`",
+    "optional": "refused, `wished` or constrained: the agent's option `structured_output` decides",
     "template": "changes nothing if the run's `model.template_options` has the same value, and is refused if not",
     "refused": "400, with the name of the field",
     "ignored": "changes nothing, and counted as `gateway/ignored_NAME`",

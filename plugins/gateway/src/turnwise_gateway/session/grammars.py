@@ -158,7 +158,9 @@ class GrammarWriter:
             if frame is not None:
                 frames[name] = frame
             elif choice is not None or self.parser is not None:
-                reason = "the run has no tool parser" if self.parser is None else "no grammar of its format of calls"
+                reason = (
+                    "the run has no tool parser" if self.parser is None else "the format of its calls has no grammar"
+                )
                 param = "tools" if choice is None else choice.param
                 raise CallRefusedError("unsupported", f"'{param}' cannot constrain the turn: {reason}", param=param)
         return frames

@@ -6,20 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 import yaml
+from even_model import save_even_model
 from gateway_rollouts import ENGINE
 
 from turnwise import Status
 from turnwise.record.columns import Origin
 from turnwise_result_files import read_results
 from turnwise_testing.whole_runs.installation import install_plugin
-from turnwise_tiny_models.tokenizer import CHATML, byte_level_tokenizer
+from turnwise_tiny_models.tokenizer import CHATML
 
 PLUGINS = ["acme_one_reply", "chat_templates", "gateway", "hermes_parser", "reported_reward"]
 PROGRAMS = Path(__file__).parent / "programs"
-TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 RUN = {
     "model": {"path": "model"},
     "data": {"path": "tasks.jsonl"},
@@ -27,7 +25,7 @@ RUN = {
     "parser": "hermes",
     "chat": {"name": "jinja", "tools": "system_prompt"},
     "reward": "reported",
-    "rollout": {"prompt_length": 1024, "response_length": 3000, "max_in_flight": 2},
+    "rollout": {"prompt_length": 1024, "response_length": 3000, "max_in_flight": 2, "max_records": 256},
     "telemetry": {"log_level": "warning"},
 }
 
@@ -37,24 +35,7 @@ def write_run(tmp_path):
     """A function that writes a run with a random model, and returns its folder."""
 
     def write(template=CHATML, program=(str(PROGRAMS / "call_constrained.py"),), **changes):
-        tokenizer = byte_level_tokenizer(
-            ['{"kind": "red", "sold": true, "count": 7}'] * 3, 400, tags=TAGS, chat_template=template
-        )
-        config = transformers.Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=4096,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-        # Nearly even distributions, so that a think block ends.
-        torch.manual_seed(0)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-        tokenizer.save_pretrained(tmp_path / "model")
+        save_even_model(tmp_path / "model", template)
         task = {"uid": "t1", "messages": [{"role": "user", "content": "Which item is it?"}]}
         (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
         agent = {"name": "external", "structured_output": "constrain", "keep_requests": "requests"}

@@ -5,10 +5,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from even_model import save_even_model
 from gateway_processes import serve
 from tokenizers import Tokenizer
 
 import turnwise_calculator_demo
+from turnwise.record.columns import Origin
 from turnwise_result_files import read_results
 from turnwise_testing.whole_runs.installation import install_plugin
 
@@ -48,6 +50,16 @@ agent: {name: external, command: [python, unused.py]}
 rollout: {prompt_length: 16384, response_length: 16384, max_in_flight: 2}
 telemetry: {log_level: warning}
 """
+REAL = """
+model: {path: model}
+chat: {name: jinja, tools: system_prompt}
+data: {path: tasks.jsonl}
+engine: {name: transformers, device: cpu, max_context: 8192, seed: 0}
+parser: hermes
+agent: {name: external, command: [python, unused.py]}
+rollout: {prompt_length: 4096, response_length: 4096, max_in_flight: 2}
+telemetry: {log_level: warning}
+"""
 ANN = {"name": "Ann", "age": 42}
 BAD, GOOD = {"name": "Ann", "age": "unknown"}, ANN
 
@@ -82,13 +94,13 @@ pytestmark = pytest.mark.slow
 def run(installed, tmp_path, monkeypatch):
     """Runs a client against a gateway whose model has some turns; returns its output and the episode."""
 
-    def start(case, turns, option):
+    def start(case, turns, option, config=CONFIG):
         name, _, mode = case.partition("-")
         program = [str(installed(name) / "bin/python"), str(CLIENTS / f"{name}_client.py")]
         install_plugin(tmp_path / "plugins", "turnwise_listed_parts", PARTS)
         task = {"uid": "t1", "messages": [{"role": "user", "content": "Who is it?"}]}
         (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-        (tmp_path / "run.yaml").write_text(CONFIG)
+        (tmp_path / "run.yaml").write_text(config)
         monkeypatch.setenv("TURNS", json.dumps(turns))
         out = tmp_path / "out"
         options = (f"agent.structured_output={option}", "--out", out)
@@ -136,3 +148,25 @@ def test_a_refused_client_is_told_the_option(run, case):
     output, _ = run(case, turns, "refuse")
 
     assert "structured_output: wish" in output["error"]
+
+
+CONSTRAINED = {
+    "instructor-TOOLS": "tool_choice_named",
+    "instructor-JSON_SCHEMA": "response_format",
+    "dspy-JSONAdapter": "response_format",
+}
+"""Modes that send the schema: a random model would write any object in the mode JSON of instructor."""
+
+
+@pytest.mark.parametrize("case", CONSTRAINED)
+def test_a_constrained_client_gets_its_form_at_once(run, case, tmp_path):
+    """With `constrain`, the reply of a random model fits, without a second request; its tokens are not trained."""
+    save_even_model(tmp_path / "model")
+
+    output, (episode,) = run(case, [], "constrain", REAL)
+
+    assert [str, int] == [type(output[name]) for name in ("name", "age")]
+    assert 1 == episode.metrics.extra["gateway/calls"]
+    assert 1 == episode.metrics.extra[f"gateway/constrained_{CONSTRAINED[case]}"]
+    (record,) = episode.trajectories
+    assert {Origin.CONSTRAINED} == set(record.origins.tolist())

@@ -38,7 +38,7 @@ class HuggingFaceTokenizer:
 
     Attributes:
         special_tokens: texts of the special tokens, the longest first.
-        added_tokens: texts with an id of their own, special ones included.
+        added_tokens: texts that were added to the vocabulary, each with one id; special tokens included.
     """
 
     def __init__(self, tokenizer: Any) -> None:

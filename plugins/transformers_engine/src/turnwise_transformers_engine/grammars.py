@@ -138,7 +138,7 @@ def exclude_ids(logits: Any, states: Mapping[int, TurnGrammar]) -> dict[int, Eng
         states: of some rows, by their index.
 
     Returns:
-        The errors of rows that cannot go on, by index; their logits stay as they are.
+        The errors of rows whose grammar has failed, by index; their logits stay as they are.
     """
     import torch
 

@@ -247,8 +247,7 @@ class Session:
 
     async def _find_grammar(self, call: ModelCall) -> str | None:
         """Return the grammar of the call's turn; `CallRefusedError` if the run or its engine cannot constrain it."""
-        writer = self.parts.grammars
-        if writer is None or (grammar := writer.write(call)) is None:
+        if (writer := self.parts.grammars) is None or (grammar := writer.write(call)) is None:
             return None
         check_grammars(call, self.episode.capabilities)
         await writer.check(call)

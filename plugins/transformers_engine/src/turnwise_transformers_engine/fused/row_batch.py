@@ -229,7 +229,7 @@ class RowBatch:
 
 
 def apply_grammars(logits: Tensor, rows: Sequence[FusedRow]) -> None:
-    """Exclude the ids that the grammars of rows exclude from (B, V) logits, in place; rows that cannot go on fail."""
+    """Take the ids that the grammars of rows exclude out of (B, V) logits, in place; a row may fail by that."""
     states = {index: row.grammar for index, row in enumerate(rows) if row.grammar is not None}
     for index, error in exclude_ids(logits, states).items():
         rows[index].fail(error)

@@ -315,7 +315,7 @@ MATH = [{"type": "namespace", "name": "math", "tools": [{"type": "function", "na
             (
                 name,
                 {"tools": TOOLS[name], "tool_choice": SOME[name]},
-                Constraint(kind="allowed", param="tool_choice", tools=("add",)),
+                Constraint(kind="allowed", param="tool_choice", tools=("add",), may_answer=name == "responses"),
             )
             for name in SOME
         ),

@@ -431,7 +431,11 @@ BIGRAM_BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("name", ENGINE_CHECKS)
+GENERAL = [name for name, check in ENGINE_CHECKS.items() if not check.letters]
+"""All checks but those of grammars, which `test_grammar_checks` tries."""
+
+
+@pytest.mark.parametrize("name", GENERAL)
 def test_a_good_engine_passes(name):
     """Every check passes on the engine with weights, which can all that they need."""
     with EngineChecker(make_bigram, PATIENT_PROBE) as checker:
@@ -446,7 +450,7 @@ def test_a_good_engine_passes_under_delays(name, delays):
         assert checker.run(name, DELAYS[delays]) == ""
 
 
-@pytest.mark.parametrize("name", [name for name, check in ENGINE_CHECKS.items() if not check.reference])
+@pytest.mark.parametrize("name", [name for name in GENERAL if not ENGINE_CHECKS[name].reference])
 def test_an_engine_without_weights_passes(name):
     """And on the scripted one, which has no model to compare with."""
     with EngineChecker(make, evolve(PROBE, timeout_s=60.0)) as checker:
@@ -511,7 +515,7 @@ def test_every_check_can_fail():
     """No check is there for show: a broken engine above fails each, but for the one that the others end with."""
     caught = {name for _, name, _ in BROKEN + BIGRAM_BROKEN}
 
-    assert set(ENGINE_CHECKS) - caught == {"serves_when_idle"}
+    assert set(GENERAL) - caught == {"serves_when_idle"}
 
 
 def test_every_check_is_a_standard_test():
@@ -539,7 +543,7 @@ def test_a_check_without_its_capability_does_not_apply():
     assert answers.pop("logprobs_are_those_of_the_model") == "the probe has no reference to compare with"
     assert set(answers.values()) == {
         f"the engine has no capability {name!r}"
-        for name in ("abort", "layouts", "max_context", "seeds", "weight_updates")
+        for name in ("abort", "grammars", "layouts", "max_context", "seeds", "weight_updates")
     }
     assert EngineChecker(make_weak, PROBE).run("sleep_and_wake_up") == "the engine has no sleep level 1"
 

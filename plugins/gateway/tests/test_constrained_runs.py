@@ -116,3 +116,19 @@ def test_an_engine_without_grammars_is_named(write_run, monkeypatch):
     assert done.returncode == 1
     assert "BadRequestError" in done.stdout + done.stderr
     assert "the engine of the run has no grammars" in " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_grammars_reach_an_engine_in_another_process(write_run):
+    """With Ray, the request's grammar travels to the replica, and the origins travel back."""
+    program = (str(PROGRAMS / "call_schemas.py"), "6")
+    folder = write_run(program=program, runtime={"name": "ray", "num_workers": 1, "num_replicas": 1})
+
+    done = rollout(folder)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (episode,) = read_results(folder / "out")
+    assert episode.reward >= 3
+    for record in episode.trajectories:
+        assert set(record.origins.tolist()) == {Origin.CONSTRAINED}

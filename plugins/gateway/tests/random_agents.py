@@ -19,6 +19,7 @@ ACTIONS = (
     "keyed",
     "lost",
     "cut",
+    "retry",
     "edit",
     "compact",
     "branch",
@@ -198,6 +199,17 @@ class RandomAgent:
             call.result().release()
             self.unread.append(call.result().reply)
 
+    async def _retry(self, session, conversation, number):
+        """Leave a call at some moment, act otherwise perhaps, and send the marked retry, which may be left again."""
+        messages = list(conversation.messages)
+        await self._cut(session, conversation, number)
+        if self.choices.random() < 0.3:
+            await self._ask(session, conversation.fork())
+        while self.choices.random() < 0.3:
+            await self._cut(session, conversation, number)
+        if conversation.messages == messages:
+            await self._ask(session, conversation, headers={"x-stainless-retry-count": "1"})
+
     async def _edit(self, session, conversation, number):
         """Change a letter of a turn, or of a message of the environment."""
         other = Conversation(json.loads(json.dumps(conversation.messages)))
@@ -263,6 +275,8 @@ def check_trained_once(done, agent):
         if is_blank(reply) and reply.id not in agent.replies:
             totals |= {total + len(reply.token_ids) for total in totals}
     assert trained in totals
+    sampled = sum(len(answer.token_ids) for answer in done.run.answers)
+    assert sampled == trained + done.counts.get("left_tokens", 0)
 
 
 def is_blank(reply):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -227,11 +228,13 @@ class LiveEpisode:
         stop_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], object] | None = None,
+        on_cut: Callable[[GenerateResult], object] | None = None,
         grammar: str | None = None,
     ) -> GenerateResult:
         if stop and not self.capabilities.stop_strings:  # an engine may ignore an unsupported option
             raise ConfigError("stop strings need an engine with the capability stop_strings")
-        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, stop, on_tokens, grammar)
+        chosen = sampling or self.sampling
+        options = TurnOptions(chosen, max_tokens, stop_token_ids, stop, on_tokens, on_cut, grammar)
         return await self._complete(await self._sample_turn(self.records.resolve(record), options, keeps_parts=False))
 
     def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
@@ -313,9 +316,10 @@ class LiveEpisode:
         room = options.narrow(self.records.find_room(target), self)
         if turn is None or not turn.complete:
             request = self._build_request(target, position, options, room)
+            on_cut = options.on_cut if self.capabilities.abort else None
             self._busy.add(target)
             try:
-                turn = await request_turn(request, position, saved, self._request)
+                turn = await request_turn(request, position, saved, partial(self._request, on_cut=on_cut))
             except BaseException:
                 if saved is not None and keeps_parts:
                     self._note_sample(target, saved)
@@ -366,10 +370,12 @@ class LiveEpisode:
             grammar=None if turn.grammar is None else Grammar(text=turn.grammar),
         )
 
-    async def _request(self, request: GenerateRequest) -> GenerateResult:
+    async def _request(
+        self, request: GenerateRequest, on_cut: Callable[[GenerateResult], object] | None
+    ) -> GenerateResult:
         started = time.perf_counter()
         with boundary("engine", "generate"):
-            result = await self.timer.generate(request)
+            result = await self.timer.generate(request, on_cut)
             check_result(result, request, self.capabilities)  # before the record grows
         self.events.emit_turn_finished(request, result, started)
         return result

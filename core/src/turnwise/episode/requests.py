@@ -46,6 +46,7 @@ class TurnOptions:
     stop_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     on_tokens: Callable[[Sequence[int]], object] | None = None
+    on_cut: Callable[[GenerateResult], object] | None = None
     grammar: str | None = None
 
     def narrow(self, room: Room, episode: SamplingEpisode) -> Room:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from math import inf
+from typing import Any
 
 import structlog
 from attrs import define, field
@@ -70,15 +72,18 @@ class EpisodeTimer:
             # Both refer to the episode: with this cycle, only the garbage collector would free it and its arrays.
             self._agent = self._alarm = None
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Wait for the engine, until the nearest deadline and its grace period."""
+    async def generate(
+        self, request: GenerateRequest, on_cut: Callable[[GenerateResult], object] | None = None
+    ) -> GenerateResult:
+        """Wait for the engine, until the nearest deadline and its grace period; `on_cut` is as in `Episode.sample`."""
         self._turn_deadline = asyncio.get_running_loop().time() + self.deadlines.turn_s
         deadline = min(self._turn_deadline, self._episode_deadline)
         self._in_flight[request.request_id] = deadline
         self._set_alarm(deadline)
         self.activity = "engine"
         try:
-            result = await self.context.engine.generate(request)
+            sampling = self.context.engine.generate(request)
+            result = await (sampling if on_cut is None else self._wait_or_cut(sampling, request.request_id, on_cut))
         except asyncio.CancelledError:
             # The agent continues with other requests. At the end of the episode the engine has been asked already.
             if self._in_flight[request.request_id] < inf:
@@ -97,6 +102,30 @@ class EpisodeTimer:
         self.activity = "agent"
         self.returned_at = asyncio.get_running_loop().time()
         return result
+
+    async def _wait_or_cut(
+        self,
+        sampling: Coroutine[Any, Any, GenerateResult],
+        request_id: str,
+        on_cut: Callable[[GenerateResult], object],
+    ) -> GenerateResult:
+        """Return the result of a request; when the caller is cancelled, hand over what an abort returns."""
+        # In no task group: a group would cancel the request with its caller, and the sampled tokens would be lost.
+        asking = asyncio.get_running_loop().create_task(sampling)
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            try:
+                if not asking.done() and self._in_flight[request_id] < inf and not self._is_cancelled():
+                    self._in_flight[request_id] = inf
+                    await self._abort_request(request_id)
+                    await asyncio.wait((asking,), timeout=self.deadlines.abort_grace_s)
+            finally:
+                asking.cancel()
+                await asyncio.wait((asking,))
+                if not asking.cancelled() and asking.exception() is None:
+                    on_cut(asking.result())
+            raise
 
     @property
     def requests(self) -> tuple[list[str], float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from attrs import define, field, frozen
 
@@ -20,6 +20,9 @@ from turnwise_gateway.constraint import Constraint as Constraint  # a part of th
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.models import Endpoint
 from turnwise_gateway.refusal import CallRefusedError as CallRefusedError  # a part of this interface
+
+RETRY_HEADER: Final = "x-stainless-retry-count"
+"""The libraries of OpenAI and Anthropic count in it how often they have sent a request before."""
 
 ToolChoice = Literal["auto", "none", "required"]
 Finish = Literal["stop", "length", "tool_calls"]
@@ -66,7 +69,9 @@ class ModelCall:
         model: name that the agent sent; replies repeat it.
         ignored: fields that have no effect here; a session counts them.
         body: of the request as it came, where the server has it; None if the server has not read all of it.
+        grammar: of the turn, as soon as a session has made it from the constraints; None if it needs none.
         partial_reply: receives the reply while it is sampled; None for a caller that waits for the whole reply.
+        outlive: called if the sampling goes on when the client leaves, with a future that is done at its end.
     """
 
     dialect: str
@@ -86,7 +91,15 @@ class ModelCall:
     model: str = ""
     ignored: tuple[str, ...] = ()
     body: bytes | None = field(default=b"", eq=False, repr=False)
+    grammar: str | None = field(default=None, repr=False)
     partial_reply: PartialReply | None = field(default=None, eq=False, repr=False)
+    outlive: Callable[[asyncio.Future[None]], object] | None = field(default=None, eq=False, repr=False)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the library that sent the request says that it is a retry."""
+        count = self.headers.get(RETRY_HEADER, "")
+        return count.isdecimal() and count.strip("0") != ""
 
 
 @frozen(kw_only=True)
@@ -240,7 +253,8 @@ class SessionBackend(Protocol):
         """
         Sample the reply to a call.
 
-        A cancellation means that the client has left: the engine's request ends, and no record changes.
+        A cancellation means that the client has left. The engine's request ends, and no record changes, or the sampling
+        goes on for a retry; `ModelCall.outlive` is told so.
 
         Raises:
             CallRefusedError: the call has no answer.

@@ -14,9 +14,9 @@ SEEDS = st.integers(0, 2**32)
 PLANS = st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=14)
 
 
-def check_random_agent(seed, actions):
+def check_random_agent(seed, actions, **options):
     agent = RandomAgent(random.Random(seed), actions)
-    done = Sessions().run(agent.run)
+    done = Sessions().run(agent.run, **options)
 
     assert done.result.status in (Status.COMPLETED, Status.TRUNCATED)
     check_trained_once(done, agent)
@@ -38,12 +38,19 @@ def test_every_delivered_token_is_trained_once(seed, actions):
     check_random_agent(seed, actions)
 
 
+@settings(max_examples=60)
+@given(seed=SEEDS, actions=PLANS)
+def test_every_delivered_token_is_trained_once_with_finished_calls(seed, actions):
+    """The same when left calls are sampled to their end: what no retry fetches is in no record, and is counted."""
+    check_random_agent(seed, actions, finish_left_calls=True)
+
+
 @pytest.mark.slow
 @settings(max_examples=400)
-@given(seed=SEEDS, actions=PLANS)
-def test_every_delivered_token_is_trained_once_in_many_sessions(seed, actions):
+@given(seed=SEEDS, actions=PLANS, finishes=st.booleans())
+def test_every_delivered_token_is_trained_once_in_many_sessions(seed, actions, finishes):
     """The same for many more agents; `make test-long` takes more than twice as many."""
-    check_random_agent(seed, actions)
+    check_random_agent(seed, actions, finish_left_calls=finishes)
 
 
 @settings(max_examples=50)

@@ -294,7 +294,7 @@ def test_an_undelivered_answer_is_dropped_when_the_session_moves_on():
 
     (record,) = done.records
     assert 1 == len(record.turns())
-    assert (1, len("Turn 0.") + 1) == (done.counts["undelivered_turns"], done.counts["undelivered_tokens"])
+    assert (1, len("Turn 0.") + 1) == (done.counts["left_calls"], done.counts["left_tokens"])
 
 
 def test_an_undelivered_answer_at_the_end_is_not_trained():

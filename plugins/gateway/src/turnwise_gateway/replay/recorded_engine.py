@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 from attrs import define, field
 
+from turnwise import FinishReason
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TAGS, Weight
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
-from turnwise_gateway.replay.request_file import digest_context
+from turnwise_gateway.replay.request_file import Event, digest_context, read_result
 
 
 @define(eq=False)
@@ -21,13 +23,13 @@ class RecordedTurn:
     Attributes:
         call: number of the request that it was sampled for.
         context: number and digest of the tokens before it.
-        result: of the recorded engine.
+        result: of the recorded engine; None for a turn that no client read, which never ends.
         allowed: set when the recording has come to it.
     """
 
     call: int
     context: tuple[int, str]
-    result: GenerateResult
+    result: GenerateResult | None
     allowed: asyncio.Event = field(factory=asyncio.Event)
 
 
@@ -38,12 +40,14 @@ class RecordedEngine:
 
     Attributes:
         turns: to give, in the order of the calls; a request takes its turn out.
-        unknown: requests that wait because no turn was recorded for them.
+        unknown: requests that wait because no turn was recorded for them, by their ids.
+        given: turns of the other requests.
         capabilities: of the engine that was recorded.
     """
 
     turns: list[RecordedTurn] = field(factory=list)
-    unknown: list[asyncio.Future[GenerateResult]] = field(factory=list)
+    unknown: dict[str, asyncio.Future[GenerateResult]] = field(factory=dict)
+    given: dict[str, RecordedTurn] = field(factory=dict)
     capabilities: Capabilities = field(factory=Capabilities)
 
     async def start(self) -> None:
@@ -54,26 +58,36 @@ class RecordedEngine:
         turn = next((each for each in self.turns if each.context == context), None)
         if turn is None:
             waiting: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()
-            self.unknown.append(waiting)
+            self.unknown[request.request_id] = waiting
             try:
                 return await waiting
             finally:
-                self.unknown.remove(waiting)
+                del self.unknown[request.request_id]
         self.turns.remove(turn)
+        self.given[request.request_id] = turn
         try:
             await turn.allowed.wait()
+            if self.given.pop(request.request_id, None) is not None:
+                assert turn.result is not None, "a turn that no client read is not allowed"
+                return turn.result
         except asyncio.CancelledError:
-            self.turns.insert(0, turn)  # it was another request's, such as that of a retry
+            self._take_back(request.request_id, turn)
             raise
-        return turn.result
+        self._take_back(request.request_id, turn)
+        return _nothing()
 
     def fail_unknown(self) -> None:
         """Fail the oldest request that waits."""
-        if self.unknown:
-            self.unknown[0].set_exception(EngineError("the engine failed when the session was recorded"))
+        waiting = next((each for each in self.unknown.values() if not each.done()), None)
+        if waiting is not None:
+            waiting.set_exception(EngineError("the engine failed when the session was recorded"))
 
     async def abort(self, request_id: str) -> None:
-        """Do nothing: requests end by their cancellation."""
+        """End a request with no token."""
+        if (turn := self.given.pop(request_id, None)) is not None:
+            turn.allowed.set()
+        elif (waiting := self.unknown.get(request_id)) is not None and not waiting.done():
+            waiting.set_result(_nothing())
 
     async def sleep(self, level: int) -> None:
         """Refuse: there is no memory to free."""
@@ -91,6 +105,32 @@ class RecordedEngine:
 
     async def stop(self) -> None:
         """Fail the requests that wait."""
-        for waiting in list(self.unknown):
+        for waiting in self.unknown.values():
             if not waiting.done():
                 waiting.set_exception(EngineError("the engine was stopped"))
+
+    def _take_back(self, request_id: str, turn: RecordedTurn) -> None:
+        """Keep a turn whose request has ended without it: it was another request's, such as that of a retry."""
+        self.given.pop(request_id, None)
+        turn.allowed.clear()
+        self.turns.insert(0, turn)
+
+
+def read_turns(events: Iterable[Event]) -> list[tuple[Event, RecordedTurn]]:
+    """Return the answers with turns that were sampled for them."""
+    answers = (event for event in events if event["event"] == "answer" and "result" in event)
+    # Files of earlier versions have no `sampled_for`.
+    calls = ((event, event["sampled_for" if "sampled_for" in event else "call"]) for event in answers)
+    return [(event, RecordedTurn(call, tuple(event["context"]), read_result(event))) for event, call in calls]
+
+
+def read_unread_turns(events: Sequence[Event]) -> list[RecordedTurn]:
+    """Return the turns that were sampled for retries which never came."""
+    read = {turn.call for _, turn in read_turns(events)}
+    kept = (event for event in events if event["event"] == "kept" and event["call"] not in read)
+    return [RecordedTurn(event["call"], tuple(event["context"]), None) for event in kept]
+
+
+def _nothing() -> GenerateResult:
+    none = np.zeros(0, np.int32)
+    return GenerateResult(token_ids=none, logprobs=none.astype(np.float32), finish_reason=FinishReason.ABORT)

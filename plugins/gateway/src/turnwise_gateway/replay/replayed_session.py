@@ -18,8 +18,8 @@ from attrs import define, field, frozen
 from turnwise import Episode
 from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.host import ModelClient
-from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn
-from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_body, read_result
+from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn, read_turns, read_unread_turns
+from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_body
 from turnwise_gateway.session.door import SessionListener
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session, Spawn
@@ -83,13 +83,9 @@ class SessionReplay(SessionListener):
     _turns: dict[int, RecordedTurn] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        events = [event for event in self.file.events if event["event"] == "answer" and "result" in event]
-        events.sort(key=lambda event: int(event["call"]))
-        self._turns = {
-            event["call"]: RecordedTurn(event["call"], (event["context"][0], event["context"][1]), read_result(event))
-            for event in events
-        }
-        self.engine.turns[:] = self._turns.values()
+        self._turns = {event["call"]: turn for event, turn in read_turns(self.file.events)}
+        kept = read_unread_turns(self.file.events)
+        self.engine.turns[:] = sorted([*self._turns.values(), *kept], key=lambda turn: turn.call)
         self.engine.capabilities = self.file.capabilities
 
     def open(self, episode: Episode, parts: SessionParts, name: str, spawn: Spawn) -> Session:
@@ -157,7 +153,7 @@ class SessionReplay(SessionListener):
             await self._wait(call, call.arrived, "arrives")
             return
         call = self._calls[event["call"]]
-        if call.sending is None:
+        if call.sending is None or event["event"] == "kept":
             return
         match event["event"]:
             case "answer":

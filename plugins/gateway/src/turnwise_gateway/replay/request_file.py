@@ -7,8 +7,10 @@ The first line has the format, the task and the capabilities of the engine. Each
 - `call`: a request came, with `path`, `headers` without keys, and `body` as it was sent: a text, `base64` of bytes that
   are no text, or null if the gateway has not read all of it.
 - `answer`: a turn was sampled for it, or given to it again: `turn` is the id of the turn, `record` and `number` its
-  place. The first answer with a turn has its `result`, and size and digest of its `context`.
+  place. The first answer with a turn has its `result`, size and digest of its `context`, and `sampled_for`: the call
+  that the engine was asked for, which may be an earlier one.
 - `refused`: the request has no answer; `kind`, `message` and `param` as in `turnwise_gateway.calls.CallRefusedError`.
+- `kept`: the last client of the call leaves, and its turn is sampled for a retry behind a `context`.
 - `left`: the client left before there was an answer.
 - `delivered`, `released`: the client has the answer, or left before it had the last byte.
 - `lost`: after `delivered`, the connection broke before the client had read the answer.
@@ -117,6 +119,9 @@ class RequestLog(SessionListener):
     def on_left(self, number: int) -> None:
         self._write({"event": "left", "call": number})
 
+    def on_kept(self, number: int, context: TokenArray) -> None:
+        self._write({"event": "kept", "call": number, "context": [len(context), digest_context(context)]})
+
     def on_outcome(self, number: int, outcome: Outcome) -> None:
         self._write({"event": outcome, "call": number})
 
@@ -143,7 +148,8 @@ class RequestLog(SessionListener):
         self._turns[reply.id] = number
         context = turn.record.trajectory.input_ids[: reply.usage.prompt_tokens]
         size, digest = len(context), digest_context(context)
-        return {**described, "context": [size, digest], "result": _plain(asdict(turn.result))}
+        described |= {"context": [size, digest], "sampled_for": turn.number}
+        return {**described, "result": _plain(asdict(turn.result))}
 
     def _write(self, event: Event) -> None:
         append_private_line(self.path, event)

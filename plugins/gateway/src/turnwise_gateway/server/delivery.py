@@ -7,6 +7,7 @@ The delivery of replies: a turn counts when its last byte was handed over to a c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 import structlog
@@ -33,6 +34,7 @@ class Delivery:
 
     exchange: Exchange
     options: ServerOptions
+    outlive: Callable[[asyncio.Future[None]], object] | None = None
     outcome: str = "cancelled"
     reply: ModelReply | None = None
     refusal: CallRefusedError | None = None
@@ -55,11 +57,7 @@ class Delivery:
         """Wait for the session; never raises, but for a cancellation."""
         try:
             # Nothing is awaited between the session's return and this assignment, so no answer can be lost.
-            call = (
-                self.exchange.call
-                if self._partial_reply is None
-                else evolve(self.exchange.call, partial_reply=self._partial_reply)
-            )
+            call = evolve(self.exchange.call, partial_reply=self._partial_reply, outlive=self.outlive)
             self._answer = await backend.answer(call)
             self.reply = self._answer.reply
         except CallRefusedError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import TracebackType
 from weakref import WeakKeyDictionary
@@ -95,7 +96,7 @@ class GatewayServer:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of calls that have no whole response yet."""
+        """Number of calls that have no whole response yet, and of left ones that are being sampled."""
         return self._num_in_flight
 
     def url(self, session_id: str | None = None, *, host: str | None = None) -> str:
@@ -217,8 +218,16 @@ class GatewayServer:
             raise
         if route.question is not None:
             return _write(await route.question(backend, exchange.call))
-        with Delivery(exchange, self._options) as line.delivery:
+        with Delivery(exchange, self._options, self._count_outliving) as line.delivery:
             return await line.delivery.respond(request, backend)
+
+    def _count_outliving(self, sampling: asyncio.Future[None]) -> None:
+        """Count a call whose client has left as one in flight, until it is sampled."""
+        self._num_in_flight += 1
+        sampling.add_done_callback(self._forget_outliving)
+
+    def _forget_outliving(self, _sampling: asyncio.Future[None]) -> None:
+        self._num_in_flight -= 1
 
     def _authenticate(self, request: web.BaseRequest, route: Route) -> SessionBackend:
         """Return the session of the request's key; one key in either header is enough."""

@@ -75,17 +75,23 @@ class SharedCall:
     A call that is being sampled, and the requests that wait for it: the first one, and its retries.
 
     Attributes:
+        number: of the first request among those of its session.
         outcome: the turn, or the refusal.
-        cancel: ends the sampling; called when the last request has left.
+        cancel: ends the sampling.
+        leave: called when the last request has left.
     """
 
+    number: int
     outcome: asyncio.Future[SampledTurn]
     cancel: Callable[[], object] = lambda: None
+    leave: Callable[[], object] = lambda: None
     num_waiting: int = 0
+    _joined: asyncio.Event = field(factory=asyncio.Event, init=False)
 
     async def wait(self) -> SampledTurn:
         """Return the turn, with an answer counted; when the last request is cancelled, the sampling ends."""
         self.num_waiting += 1
+        self._joined.set()
         try:
             # Shielded: a request that leaves must not cancel the turn of the others.
             return await asyncio.shield(self.outcome)
@@ -96,12 +102,19 @@ class SharedCall:
         finally:
             self.num_waiting -= 1
             if self.num_waiting == 0 and not self.outcome.done():
-                self.cancel()
+                self.leave()
+
+    async def wait_for_request(self) -> None:
+        """Wait until a request waits for the turn."""
+        while self.num_waiting == 0:
+            self._joined.clear()
+            await self._joined.wait()
 
     def finish(self, turn: SampledTurn) -> None:
         """Hand a turn to all requests that wait."""
         # Counted before they run again, so that no other call takes the record for free in between.
         turn.num_answers += self.num_waiting
+        turn.number = self.number
         self.outcome.set_result(turn)
 
     def fail(self, error: Exception) -> None:
@@ -117,11 +130,11 @@ class KeptTurns:
     The turns and calls of a session that a repeated request may get.
 
     Attributes:
-        in_flight: calls that are being sampled.
+        in_flight: calls that are being sampled, or whose turn waits for a retry, in their order.
         undelivered: turns that no client has, by their place in the conversation.
     """
 
-    in_flight: set[SharedCall] = field(factory=set, init=False)
+    in_flight: dict[SharedCall, ModelCall] = field(factory=dict, init=False)
     undelivered: dict[ConversationNode[ResumePoint], SampledTurn] = field(factory=dict, init=False)
     _keyed_calls: dict[tuple[str, str], SharedCall] = field(factory=dict, init=False)
     _keyed_turns: dict[tuple[str, str], SampledTurn] = field(factory=dict, init=False)
@@ -134,19 +147,25 @@ class KeptTurns:
 
     def add_call(self, call: ModelCall, shared: SharedCall) -> None:
         """Keep a call that begins to be sampled."""
-        self.in_flight.add(shared)
+        self.in_flight[shared] = call
         if call.key:
             self._keyed_calls[call.key, call.digest] = shared
 
     def remove_call(self, call: ModelCall, shared: SharedCall) -> None:
         """Forget a call whose sampling has ended."""
-        self.in_flight.discard(shared)
+        self.in_flight.pop(shared, None)
         if self._keyed_calls.get((call.key, call.digest)) is shared:
             del self._keyed_calls[call.key, call.digest]
 
     def find_call(self, call: ModelCall) -> SharedCall | None:
-        """Return the call in flight that a request repeats."""
-        return self._keyed_calls.get((call.key, call.digest)) if call.key else None
+        """Return the call in flight that a request repeats: by its key, or marked as a retry of one that was left."""
+        if call.key:
+            return self._keyed_calls.get((call.key, call.digest))
+        if not call.is_marked or not call.digest:
+            return None
+        # A call whose client is there may be another sample of the prompt, and is not this request's.
+        left = (shared for shared, each in self.in_flight.items() if each.digest == call.digest and not each.key)
+        return next((shared for shared in left if shared.num_waiting == 0), None)
 
     def add_turn(self, turn: SampledTurn) -> None:
         """Keep a turn that no client has yet."""

@@ -45,6 +45,9 @@ class SessionOptions:
         structured_output: a request for a JSON reply, for one named tool or for some of the tools: `refuse` refuses the
             call; `wish` serves it like a request for any reply, so the agent must check the reply; `constrain` keeps
             the sampling to a grammar of the form, with an engine that has grammars, and the turn is not trained.
+        finish_left_calls: when the client of a call leaves before its turn is sampled, sample it to its end and give it
+            to the retry that the libraries of OpenAI and Anthropic mark as one. Otherwise the sampling ends, and turns
+            that take longer than the client's timeout are never learned.
         train: kinds of records to train.
         max_calls: most calls that a session answers.
         max_tool_calls: most calls of the run's tools; further ones return an error.
@@ -61,6 +64,7 @@ class SessionOptions:
     structured_output: Literal["refuse", "wish", "constrain"] = field(
         default="refuse", validator=validators.in_(("refuse", "wish", "constrain"))
     )
+    finish_left_calls: bool = False
     train: TrainedKinds = field(factory=TrainedKinds)
     max_calls: int = field(default=500, validator=validators.ge(1))
     max_tool_calls: int = field(default=500, validator=validators.ge(0))

@@ -102,6 +102,7 @@ class SampledTurn:
         result: of the engine.
         reply: as the client reads it.
         call: the request, without its body.
+        number: of the call that it was sampled for.
         num_answers: answers with it that are on the way.
     """
 
@@ -110,6 +111,7 @@ class SampledTurn:
     result: GenerateResult
     reply: ModelReply
     call: ModelCall
+    number: int = 0
     num_answers: int = 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from turnwise.types import Capabilities
 from turnwise_gateway.calls import CallRefusedError, Constraint, ModelCall
 from turnwise_gateway.session.parts import SessionParts
@@ -29,12 +31,16 @@ def check_stop(call: ModelCall, engine: Capabilities) -> None:
         raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
 
 
-def check_grammars(call: ModelCall, engine: Capabilities) -> None:
-    """Refuse a call whose turn needs a grammar if the engine has none."""
+async def constrain(call: ModelCall, parts: SessionParts, engine: Capabilities) -> ModelCall:
+    """Return a call with the grammar of its turn; `CallRefusedError` if the run or its engine has none for it."""
+    if (writer := parts.grammars) is None or (grammar := writer.write(call)) is None:
+        return call
     if not engine.grammars:
         param = call.constraints[0].param
         text = f"'{param}' is not supported: the engine of the run has no grammars, see structured_output"
         raise CallRefusedError("unsupported", text, param=param)
+    await writer.check(call)
+    return evolve(call, grammar=grammar)
 
 
 def _check_template_option(path: str, value: Any, own: Mapping[str, Any]) -> None:

@@ -32,9 +32,17 @@ class TurnSampler:
     reader: TurnReader
     _seeds: TurnSeeds = field(factory=TurnSeeds, init=False)
 
-    async def sample(self, call: ModelCall, record: OpenRecord, head: ReplyHead, grammar: str | None) -> GenerateResult:
+    async def sample(
+        self, call: ModelCall, record: OpenRecord, head: ReplyHead, on_cut: Callable[[GenerateResult], object]
+    ) -> GenerateResult:
         """
         Return the next turn of a record, which does not have it yet; it keeps to the grammar, if there is one.
+
+        Args:
+            call: with the messages that the record has.
+            record: to continue.
+            head: of the reply.
+            on_cut: called with the part of the turn that an engine returns when the sampling is cancelled.
 
         Raises:
             CallRefusedError: not one token fits.
@@ -51,7 +59,8 @@ class TurnSampler:
                 max_tokens=call.max_tokens,
                 stop=call.stop,
                 on_tokens=self._listener(call, head),
-                grammar=grammar,
+                on_cut=on_cut,
+                grammar=call.grammar,
             )
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error

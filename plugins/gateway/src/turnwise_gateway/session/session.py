@@ -18,6 +18,7 @@ from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_gateway.session.field_counter import FieldCounter
+from turnwise_gateway.session.left_calls import LeftCalls
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import UNTRAINED
 from turnwise_gateway.session.other_models import ForwardedCalls
@@ -25,7 +26,7 @@ from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.records import OpenRecord, ResumePoint, SampledTurn, SessionRecords
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
-from turnwise_gateway.session.requests import check_grammars, check_request, check_stop
+from turnwise_gateway.session.requests import check_request, check_stop, constrain
 from turnwise_gateway.session.sampler import TurnSampler
 from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import CallIds, TurnReader
@@ -83,6 +84,7 @@ class Session:
     _fields: FieldCounter = field(init=False)
     _num_turns: int = field(default=0, init=False)
     _kept: KeptTurns = field(factory=KeptTurns, init=False)
+    _left: LeftCalls = field(init=False)
     _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
     _sampler: TurnSampler = field(init=False)
 
@@ -91,6 +93,7 @@ class Session:
         self.limits = CallLimits.of_context(self.episode.max_tokens)
         self.door = SessionDoor(self.fail, self.changed)
         self.others = ForwardedCalls(parts.options, self.door, self._admit, self._count)
+        self._left = LeftCalls(parts.options.finish_left_calls, self.door, self._count)
         self._ids = CallIds(parts.chat)
         split, calls = parts.split or split_think, find_call_reader(parts.parser, parts.chat)
         self.book = SessionRecords(self.episode, parts.chat, parts.options, self._ids, split, calls)
@@ -117,7 +120,7 @@ class Session:
         try:
             async with self.door.holding():
                 with self.door.follow(call) as number:
-                    turn = await self._take_call(call)
+                    turn = await self._take_call(call, number)
                 self.door.tell(lambda each: each.on_answer(number, turn))
                 note = partial(self.door.tell_outcome, number)
                 answer = TurnAnswer(turn, note, self._deliver, lost=self._kept.lose, settled=self.changed.set)
@@ -178,7 +181,7 @@ class Session:
 
     def refuse_calls(self) -> None:
         """Refuse further calls and end all sampling; answers on their way are still delivered."""
-        self._is_over = True
+        self._is_over, self._left.finishes = True, False
         for shared in list(self._kept.in_flight):
             shared.cancel()
 
@@ -203,11 +206,11 @@ class Session:
         self.door.tell(lambda each: each.on_close(is_trained=is_trained))
         return True
 
-    async def _take_call(self, call: ModelCall) -> SampledTurn:
+    async def _take_call(self, call: ModelCall, number: int) -> SampledTurn:
         with self.door.inside():
             try:
                 self._admit()
-                return await self._answer(call)
+                return await self._answer(call, number)
             except CallRefusedError as refusal:
                 self._note(refusal)
                 raise
@@ -220,10 +223,10 @@ class Session:
             self.refused = refusal
         self._count(f"refused_{refusal.kind}")
 
-    async def _answer(self, call: ModelCall) -> SampledTurn:
+    async def _answer(self, call: ModelCall, number: int) -> SampledTurn:
         """Return a turn with an answer counted."""
         self._check(call)
-        grammar = await self._find_grammar(call)
+        call = await constrain(call, self.parts, self.episode.capabilities)
         self._fields.count(call, self._count)
         self.others.count_unlisted(call.model)
         rendering = Rendering(self.parts.chat, self.limits.max_tokens, self._rendering)
@@ -235,23 +238,16 @@ class Session:
                 kept.num_answers += 1
                 self._count("redelivered")
                 return kept
-            while self._leaving:  # a retry may come before the engine has given up the first request
+            if self._leaving:  # a retry may come before the engine has given up the first request
                 await asyncio.wait(self._leaving)
-            self._check(call)
+                self._check(call)
+                continue  # another request with its key may have started in the meantime
             try:
-                started = self._start(call, rendering, grammar)
+                started = self._start(call, rendering, number)
             except LongTextError as missing:
                 await rendering.prepare(missing)
             else:
                 return await started.wait()
-
-    async def _find_grammar(self, call: ModelCall) -> str | None:
-        """Return the grammar of the call's turn; `CallRefusedError` if the run or its engine cannot constrain it."""
-        if (writer := self.parts.grammars) is None or (grammar := writer.write(call)) is None:
-            return None
-        check_grammars(call, self.episode.capabilities)
-        await writer.check(call)
-        return grammar
 
     def _count_tokens(self, call: ModelCall, rendering: Rendering) -> int:
         with refusing_depth():
@@ -278,7 +274,7 @@ class Session:
         if self._is_over or self.error is not None:
             raise CallRefusedError("session_closed", "the session is over")
 
-    def _start(self, call: ModelCall, rendering: Rendering, grammar: str | None) -> SharedCall:
+    def _start(self, call: ModelCall, rendering: Rendering, number: int) -> SharedCall:
         """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
         with refusing_depth():
             prepared = self.book.prepare(call)
@@ -293,35 +289,39 @@ class Session:
             self._count(f"forks_{choice.reason}")
         if record.turn is not None:  # another request continues the record, so no client waits for the turn
             self._drop(record.turn)
-        shared = SharedCall(asyncio.get_running_loop().create_future())
+        shared = SharedCall(number, asyncio.get_running_loop().create_future())
         # A separate task, because a retry may wait for it when the first client leaves.
-        asked = evolve(call, body=b"", partial_reply=None)
-        task = self.spawn(self._sample(prepared, record, shared, asked=asked, grammar=grammar))
-        shared.cancel = lambda: self._leave(call, shared, task)
+        asked = evolve(call, body=b"", partial_reply=None, outlive=None)
+        task = self.spawn(self._sample(prepared, record, shared, asked=asked))
+        shared.cancel = lambda: self._cut(call, shared, task)
+        shared.leave = lambda: self._left.leave(call, shared, record)
         # A task that is cancelled before its first step runs nothing of its function, so its end is seen here.
         task.add_done_callback(lambda _: None if shared.outcome.done() else self._end_sampling(call, record, shared))
         self._kept.add_call(call, shared)
         return shared
 
-    def _leave(self, call: ModelCall, shared: SharedCall, task: asyncio.Task[None]) -> None:
-        """End the sampling of a call whose clients have left."""
+    def _cut(self, call: ModelCall, shared: SharedCall, task: asyncio.Task[None]) -> None:
+        """End the sampling of a call."""
         self._kept.remove_call(call, shared)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
-        task.cancel()
+        if not task.cancelling():  # a second time would keep the first from hearing what was sampled
+            task.cancel()
 
-    async def _sample(
-        self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall, grammar: str | None
-    ) -> None:
+    async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall) -> None:
         """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call unprepared."""
         self._num_turns += 1
         provenance = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance)
         try:
-            result = await self._sampler.sample(call, record, head, grammar)
+            result = await self._sampler.sample(call, record, head, self._left.count_part)
+            await self._left.wait_for_request(shared, result)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
             shared.finish(self._keep(call, record, result, head, asked))
+        except asyncio.CancelledError:
+            self._count("left_calls")
+            raise
         except CallRefusedError as refusal:
             shared.fail(refusal)
         except EpisodeEnd as end:
@@ -337,6 +337,7 @@ class Session:
         """Free the record of a call whose sampling has ended, and refuse the requests that still wait for a turn."""
         shared.fail(CallRefusedError("session_closed", "the session is over"))
         record.is_sampling = False
+        self._left.remove(shared)
         self._kept.remove_call(call, shared)
         self.changed.set()
 
@@ -352,7 +353,7 @@ class Session:
         for tool_call in read.tool_calls:
             self.book.name_call(tool_call.id, tool_call.name)
         reply = head.whole(result, read, self._reader.token_texts(result.token_ids) if call.logprobs else ())
-        record.turn = turn = SampledTurn(record=record, place=place, result=result, reply=reply, call=asked)
+        record.turn = turn = SampledTurn(record, place, result, reply, asked)
         self._kept.add_turn(turn)
         return turn
 
@@ -393,8 +394,8 @@ class Session:
         self._kept.remove_turn(turn)
         turn.record.turn = None
         self.book.tree(turn.call.model).remove_turn(turn.place)
-        self._count("undelivered_turns")
-        self._count("undelivered_tokens", len(turn.result.token_ids))
+        self._count("left_calls")
+        self._left.count_part(turn.result)
 
     def _count(self, name: str, number: float = 1) -> None:
         self.episode.record_metric(f"gateway/{name}", number)

@@ -20,18 +20,30 @@ import pytest
 from turnwise_testing.whole_runs.installation import install_plugin
 
 PARTS = """
+import asyncio
+from pathlib import Path
+
 import turnwise
+
+GATE = Path(__file__).with_name("gate")
 
 
 def make(_config, _resources):
     from turnwise_testing.engines.scripted import ScriptedEngine
+
+    class GatedEngine(ScriptedEngine):
+        async def generate(self, request):
+            # The turns of a prompt of this length wait for a file, so its client can leave before there is a turn.
+            while 100 < len(request.token_ids) <= 150 and not GATE.exists():
+                await asyncio.sleep(0.02)
+            return await super().generate(request)
 
     def sample(request):
         size = len(request.token_ids)
         return [20 + size % 7, 21 + size % 5, 22, request.sampling.stop_token_ids[0]]
 
     # A long prompt is never answered, so its client can leave before there is a turn.
-    return ScriptedEngine(sample, latency_s=lambda request: 3600.0 if len(request.token_ids) > 150 else 0.0)
+    return GatedEngine(sample, latency_s=lambda request: 3600.0 if len(request.token_ids) > 150 else 0.0)
 
 
 @turnwise.hookimpl
@@ -129,6 +141,12 @@ def chat(session: dict[str, Any], messages: list[dict[str, Any]], status: int = 
     body = {"model": session["model"], "messages": messages}
     reply = request("POST", f"{session['openai_base_url']}/chat/completions", body, session["api_key"], status)
     return reply["choices"][0]["message"] if status == 200 else reply["error"]
+
+
+def open_gate(folder: Path) -> None:
+    """Let the engine of a run answer prompts of 101 to 150 tokens."""
+    (gate,) = (folder / "plugins").rglob("turnwise_served_parts*.py")
+    gate.with_name("gate").touch()
 
 
 def converse(session: dict[str, Any], num_turns: int = 2, question: str = "Hello?") -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ class ModelCall:
         body: of the request as it came, where the server has it; None if the server has not read all of it.
         grammar: of the turn, as soon as a session has made it from the constraints; None if it needs none.
         partial_reply: receives the reply while it is sampled; None for a caller that waits for the whole reply.
-        outlive: called if the sampling goes on when the client leaves, with a future that is done at its end.
+        outlive: called if the sampling continues when the client leaves, with a future that is done at its end.
     """
 
     dialect: str
@@ -254,7 +254,7 @@ class SessionBackend(Protocol):
         Sample the reply to a call.
 
         A cancellation means that the client has left. The engine's request ends, and no record changes, or the sampling
-        goes on for a retry; `ModelCall.outlive` is told so.
+        continues for a retry; `ModelCall.outlive` is told so.
 
         Raises:
             CallRefusedError: the call has no answer.

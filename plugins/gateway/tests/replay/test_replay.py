@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_processes import Served, chat, converse, leave, run_turnwise, serve, write_run
+from gateway_processes import Served, chat, converse, leave, open_gate, run_turnwise, send, serve, write_run
 from session_scenarios import Sessions, make_call, user
 
 from turnwise.errors import DataError
 from turnwise_gateway.replay.replayed_session import find_difference
 from turnwise_gateway.replay.request_file import FORMAT, log_session, read_requests
+from turnwise_result_files import read_results
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -84,6 +85,41 @@ def test_a_replay_gives_the_same_records(tmp_path: Path) -> None:
     edit(file, changed, change_text)
     other = run_turnwise(tmp_path, "gateway", "replay", changed, "--config", config)
     assert (1, True) == (other.returncode, "call 0: it never ends as recorded" in other.stdout), other.stdout
+
+
+@pytest.mark.slow
+def test_a_replay_finishes_left_calls(tmp_path: Path) -> None:
+    """A retry that gets the turn of a left call, an equal call beside it, and left calls that no retry fetches."""
+    config = write_run(tmp_path, finish_left_calls=True)
+    config.write_text(config.read_text().replace("max_calls: 5", "max_calls: 9"))
+    out = tmp_path / "out"
+    with serve(tmp_path, config, "--out", out, "--keep-requests") as served:
+        session = served.open(uid="t1")
+        messages = [{"role": "user", "content": "middle " * 15}]
+        leave(session, messages)
+        leave(session, messages)
+        leave(session, [{"role": "user", "content": "long " * 40}])
+        open_gate(tmp_path)
+        chat(session, messages)
+        body = json.dumps({"model": session["model"], "messages": messages}).encode()
+        url = f"{session['openai_base_url']}/chat/completions"
+        status, reply = send("POST", url, body, session["api_key"], {"X-Stainless-Retry-Count": "1"})
+        assert 200 == status
+        chat(session, [*messages, reply["choices"][0]["message"], {"role": "user", "content": "And?"}])
+        served.control("DELETE", f"/sessions/{session['id']}")
+        assert served.stop()[0] == 0
+    (file,) = (out / "requests").glob("*.jsonl")
+    events = read_requests(file).events
+    assert [0, 1, 2] == [event["call"] for event in events if event["event"] == "kept"]
+    assert [3, 0, 5] == [event["sampled_for"] for event in events if "result" in event]
+    (result,) = read_results(out / "trajectories.parquet")
+    counts = {name: result.metrics.extra[f"gateway/{name}"] for name in ("joined", "left_calls", "left_tokens")}
+    assert {"joined": 1, "left_calls": 2, "left_tokens": 4} == counts
+
+    done = run_turnwise(tmp_path, "gateway", "replay", out, "--json")
+
+    assert [None] == [each["difference"] for each in json.loads(done.stdout)["sessions"]], done.stdout
+    assert 0 == done.returncode
 
 
 def test_the_first_difference_is_named() -> None:

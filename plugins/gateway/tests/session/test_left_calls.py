@@ -111,7 +111,7 @@ STATES = ("before", "during", "after", "released")
 
 
 async def leave_in_state(session, engine, state):
-    """Call, and leave before, during or after the sampling, or when the answer is on its way; return the reply if any."""
+    """Call, and leave before, during or after the sampling, or with the answer on its way; return the reply if any."""
     call = make_call(QUESTION)
     if state == "released":
         engine.opens = True

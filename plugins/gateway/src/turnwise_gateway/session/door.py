@@ -41,7 +41,7 @@ class SessionListener:
         """Take note that the client of a call left before there was an answer."""
 
     def on_kept(self, number: int, context: TokenArray) -> None:
-        """Take note that the sampling of a call goes on without a client, behind the (n,) ids of its context."""
+        """Take note that the sampling of a call continues without a client, behind the (n,) ids of its context."""
 
     def on_outcome(self, number: int, outcome: Outcome) -> None:
         """Take note of what became of the answer to a call, before the session acts on it."""

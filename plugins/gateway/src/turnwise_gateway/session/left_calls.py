@@ -2,7 +2,7 @@
 Calls whose clients have left before there was a turn.
 
 The tokens of a call that nobody reads are in no record, so they are counted: if clients leave long turns, the model
-learns from short ones alone. With the option `finish_left_calls` the sampling goes on, and the turn waits for a retry
+learns from short ones alone. With the option `finish_left_calls` the sampling continues, and the turn waits for a retry
 that its library has marked: an equal request without the mark may be another sample of the prompt.
 """
 
@@ -22,7 +22,7 @@ from turnwise_gateway.session.records import OpenRecord
 
 MAX_LEFT: Final = 16
 """
-Most left calls of a session that go on, or wait for their retry.
+Most left calls of a session that continue, or wait for their retry.
 
 A client that never marks its retries would otherwise fill the engine with turns that nobody fetches.
 """
@@ -34,7 +34,7 @@ class LeftCalls:
     The left calls of a session.
 
     Attributes:
-        finishes: whether their sampling goes on.
+        finishes: whether their sampling continues.
         door: of the session; its listeners are told.
         count: adds to a metric of the session.
     """
@@ -45,7 +45,7 @@ class LeftCalls:
     _sampling: dict[SharedCall, asyncio.Future[None]] = field(factory=dict, init=False)
 
     def leave(self, call: ModelCall, shared: SharedCall, record: OpenRecord) -> None:
-        """End the sampling of a call that its last client has left, unless it goes on."""
+        """End the sampling of a call that its last client has left, unless it continues."""
         if shared in self._sampling and self.finishes:  # its retry has left, too
             return
         if not self.finishes or len(self._sampling) >= MAX_LEFT:

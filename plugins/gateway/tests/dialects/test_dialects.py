@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from turnwise_gateway.calls import CallRefusedError, Finish
-from turnwise_gateway.dialects import DIALECTS, find_dialect
+from turnwise_gateway.dialects import DIALECTS, find_dialect, keep_headers
 from turnwise_gateway.server.routes import find_route, guess_dialect
 
 
@@ -43,3 +43,13 @@ def test_no_two_dialects_share_a_name_or_a_path():
 def test_an_error_without_a_route_has_the_clients_words(path, headers, name):
     """A header of a vendor decides, then the path, and then the first dialect."""
     assert name == guess_dialect(path, headers).name
+
+
+@pytest.mark.parametrize(
+    "name", ["Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "api-key", "X-Goog-Api-Key", "X-Auth-Token"]
+)
+def test_headers_with_keys_are_dropped(name: str) -> None:
+    """Files of requests have the other headers, such as those that name a sub-agent or the request."""
+    kept = {"idempotency-key": "a", "x-claude-code-agent-id": "b", "x-stainless-retry-count": "1"}
+
+    assert kept == keep_headers({**kept, name: "secret"})

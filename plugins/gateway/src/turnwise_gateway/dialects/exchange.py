@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar
@@ -22,12 +23,15 @@ AddItem = Callable[[list[Message], Fields, set[str]], None]
 
 _MAX_IGNORED = 32
 _MAX_IGNORED_CHARS = 64
-_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+_SECRET_HEADER = re.compile("auth|cookie|credential|key|password|secret|token")
+"""In the names of headers with keys, those of proxies and other vendors too, such as `x-goog-api-key`."""
+_KEY_OF_REQUEST = "idempotency-key"
 
 
 def keep_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a request without keys, with names in lower case."""
-    return {name.lower(): value for name, value in headers.items() if name.lower() not in _SECRET_HEADERS}
+    """Return the headers of a request without keys, with names in lower case; request files have them."""
+    named = ((name.lower(), value) for name, value in headers.items())
+    return {name: value for name, value in named if name == _KEY_OF_REQUEST or not _SECRET_HEADER.search(name)}
 
 
 @frozen
@@ -108,7 +112,7 @@ class Received:
         return evolve(
             call,
             digest=self.body.digest,
-            key=self.headers.get("idempotency-key", ""),
+            key=self.headers.get(_KEY_OF_REQUEST, ""),
             headers=self.headers,
             ignored=tuple(names),
             body=self.source,

@@ -50,9 +50,17 @@ class Clients:
     _reading: asyncio.Future[None] | None = None
 
     @classmethod
-    def start(cls, reply_chars: int, pause_s: float = 0.0) -> Clients:
-        """Start the process; each agent pauses for `pause_s` on average before a call."""
-        command = [sys.executable, __file__, str(reply_chars), str(pause_s)]
+    def start(cls, reply_chars: int, pause_s: float = 0.0, padding: int = 0) -> Clients:
+        """
+        Start the process.
+
+        Args:
+            reply_chars: characters of a tool's reply.
+            pause_s: mean pause of an agent before a call.
+            padding: bytes of a field without effect in the requests of one agent, which makes no pauses; its seconds
+                are left out.
+        """
+        command = [sys.executable, __file__, str(reply_chars), str(pause_s), str(padding)]
         return cls(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
     def stop(self) -> None:
@@ -106,13 +114,13 @@ def build_manager(
     return RolloutManager(LocalRuntime(engine, parts), PLAN)
 
 
-async def converse(job: dict[str, Any], workload: Workload, session: Any, pause_s: float) -> None:
-    """Hold one conversation."""
+async def converse(job: dict[str, Any], workload: Workload, session: Any, pause_s: float, more: dict[str, str]) -> None:
+    """Hold one conversation; its seconds are left out if it has further fields in each request."""
     messages = list(job["messages"])
     headers = {"Authorization": f"Bearer {job['key']}", "Content-Type": "application/json"}
     num_bytes, seconds = [], []
     while True:
-        body = json.dumps({"model": "policy", "messages": messages, "tools": schemas(NUM_TOOLS)}).encode()
+        body = json.dumps({"model": "policy", "messages": messages, "tools": schemas(NUM_TOOLS), **more}).encode()
         if pause_s:
             await asyncio.sleep(random.uniform(0, 2 * pause_s))
         started = time.perf_counter()
@@ -129,18 +137,21 @@ async def converse(job: dict[str, Any], workload: Workload, session: Any, pause_
         for call in calls:
             result = workload.reply(json.loads(call["function"]["arguments"])["key"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-    print(json.dumps({"uid": job["uid"], "bytes": num_bytes, "seconds": seconds}), flush=True)
+    print(json.dumps({"uid": job["uid"], "bytes": num_bytes, "seconds": [] if more else seconds}), flush=True)
 
 
-async def run_clients(reply_chars: int, pause_s: float) -> None:
+async def run_clients(reply_chars: int, pause_s: float, padding: int) -> None:
     """Hold the conversations of the jobs on standard input until it ends."""
     import aiohttp
 
     loop, workload = asyncio.get_running_loop(), Workload((), reply_chars=reply_chars)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector, large = aiohttp.TCPConnector(limit=0), None
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            group.create_task(converse(json.loads(line), workload, session, pause_s))
+            is_large = padding > 0 and (large is None or large.done())
+            more = {"user": "x" * padding} if is_large else {}
+            task = group.create_task(converse(json.loads(line), workload, session, 0.0 if more else pause_s, more))
+            large = task if is_large else large
 
 
 def main() -> None:
@@ -148,8 +159,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reply_chars", type=int, help="characters of a tool's reply")
     parser.add_argument("pause_s", type=float, help="mean pause before a call")
+    parser.add_argument("padding", type=int, help="bytes of a field without effect in requests of one agent")
     options = parser.parse_args()
-    asyncio.run(run_clients(options.reply_chars, options.pause_s))
+    asyncio.run(run_clients(options.reply_chars, options.pause_s, options.padding))
 
 
 if __name__ == "__main__":

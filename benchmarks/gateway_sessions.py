@@ -1,11 +1,14 @@
 """
 Measures the memory of idle sessions and the latency of calls of the gateway, on one event loop.
 
-    python benchmarks/gateway_sessions.py [--idle 1000] [--at-once 1 32 256] [--rate 100]
+    python benchmarks/gateway_sessions.py [--idle 1000] [--at-once 1 32 256] [--rate 175] [--rounds 4] [--large 2]
 
 Memory is the resident size of the process with driver and gateway: with one session, with all, and after one call of
 each. Latency is measured by agents in another process, from the request to the end of the response; the engine answers
 at once. The agents pause at random, so that all together make about `--rate` calls in a second. Bodies have 4 to 12 KB.
+
+The calls are measured with the objects of the start as they are, and frozen as `turnwise gateway serve` does it, in
+turns; and once more beside an agent that calls without a pause, with bodies of `--large` MB. A round takes a minute.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ import argparse
 import asyncio
 import gc
 import statistics
+import time
+from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import psutil
-from attrs import define, field
+from attrs import define, field, frozen
 from gateway_clients import CLIENTS, NUM_TOOLS, Clients, build_manager
 from measurement import describe_machine
 from turn_cost import CACHE, OracleEngine, check_result
 from workload import Oracle, load_tokenizer, schemas, uniform
 
 from turnwise import Task
+from turnwise.collector import freeze_start
 from turnwise.events.logging import configure_logging
 
 MEGABYTE = 1024 * 1024
@@ -44,6 +51,7 @@ class IdleAgents:
     num_here: int = 0
     num_called: int = 0
     memory: dict[str, float] = field(factory=dict)
+    objects: dict[str, Counter[str]] = field(factory=dict)
     _calls: asyncio.Semaphore = field(factory=lambda: asyncio.Semaphore(16))
     _may_call: asyncio.Event = field(factory=asyncio.Event)
     _may_leave: asyncio.Event = field(factory=asyncio.Event)
@@ -55,18 +63,22 @@ class IdleAgents:
         self.num_here += 1
         if self.num_here == 1:
             await self._call(task, client, aiohttp.ClientSession)  # loads and starts all that one session needs
-            self.memory["one session"] = read_memory()
+            self._measure("one session")
         if self.num_here == self.num_agents:
-            self.memory["all sessions, no call"] = read_memory()
+            self._measure("all sessions, no call")
             self._may_call.set()
         await self._may_call.wait()
         async with self._calls:
             await self._call(task, client, aiohttp.ClientSession)
         self.num_called += 1
         if self.num_called == self.num_agents:
-            self.memory["all sessions, one call each"] = read_memory()
+            self._measure("all sessions, one call each")
             self._may_leave.set()
         await self._may_leave.wait()
+
+    def _measure(self, state: str) -> None:
+        self.memory[state] = read_memory()
+        self.objects[state] = Counter(type(each).__qualname__ for each in gc.get_objects())
 
     async def _call(self, task: Task, client: Any, open_session: Callable[[], Any]) -> None:
         headers = {"Authorization": f"Bearer {client.api_key}"}
@@ -88,8 +100,8 @@ async def visit(task: Task, client: Any) -> None:
     await IDLE[-1].visit(task, client)
 
 
-def measure_memory(tokenizer: Any, num_sessions: int) -> dict[str, float]:
-    """Return the resident megabytes by the state of the sessions."""
+def measure_memory(tokenizer: Any, num_sessions: int) -> tuple[dict[str, float], Counter[str]]:
+    """Return the resident megabytes by the state of the sessions, and the objects of a session by their kinds."""
     import gateway_sessions  # the agent's function is looked up there, and not in `__main__`
 
     workload = uniform(num_sessions, turns=2, tokens=100)
@@ -97,46 +109,143 @@ def measure_memory(tokenizer: Any, num_sessions: int) -> dict[str, float]:
     gateway_sessions.IDLE.append(agents := gateway_sessions.IdleAgents(num_sessions))
     with build_manager(workload, engine, tokenizer, num_sessions, "gateway_sessions:visit") as manager:
         manager.rollout(workload.tasks())
-    return agents.memory
+    # The first session has loaded and started all that they share.
+    more = agents.objects["all sessions, one call each"] - agents.objects["one session"]
+    return agents.memory, Counter({name: number / (num_sessions - 1) for name, number in more.items()})
 
 
-def measure_latency(tokenizer: Any, at_once: int, rate: float) -> list[float]:
-    """Return the sorted milliseconds of calls, those of the first run left out."""
-    workload = uniform(max(at_once, 64), turns=4, tokens=100, reply_chars=1500)
+@define
+class Pauses:
+    """
+    Times the garbage collections of this process inside a `with` statement.
+
+    Attributes:
+        milliseconds: of each collection of the oldest generation, and of the longest of the others.
+    """
+
+    milliseconds: list[float] = field(factory=list)
+    longest_young: float = 0.0
+    _started: float = 0.0
+
+    def __enter__(self) -> Pauses:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._started = time.perf_counter()
+            return
+        spent = 1e3 * (time.perf_counter() - self._started)
+        if info["generation"] == 2:
+            self.milliseconds.append(spent)
+        else:
+            self.longest_young = max(self.longest_young, spent)
+
+
+@define
+class Latency:
+    """
+    Calls of one kind of run, over all rounds.
+
+    Attributes:
+        seconds: of each call.
+        full: milliseconds of each full collection.
+        young: of the longest other collection.
+    """
+
+    seconds: list[float] = field(factory=list)
+    full: list[float] = field(factory=list)
+    young: float = 0.0
+
+    def describe(self) -> str:
+        """Return one line of figures, in milliseconds."""
+        cuts = statistics.quantiles(self.seconds, n=100)
+        longest = f"{max(self.full):.0f}" if self.full else "none"
+        return (
+            f"p50 {1e3 * cuts[49]:.1f}, p99 {1e3 * cuts[98]:.1f}, longest call {1e3 * max(self.seconds):.0f}, "
+            f"{len(self.full)} full collections, the longest {longest}; the longest other {self.young:.1f}; "
+            f"{len(self.seconds)} calls"
+        )
+
+
+@frozen
+class Case:
+    """A number of sessions at once, and the bytes that one of them adds to each of its requests."""
+
+    at_once: int
+    padding: int = 0
+
+    def __str__(self) -> str:
+        beside = f" beside one with {self.padding / 1e6:g} MB bodies" if self.padding else ""
+        return f"{self.at_once} sessions{beside}"
+
+
+def measure_latency(tokenizer: Any, case: Case, rate: float, found: dict[bool, Latency], order: list[bool]) -> None:
+    """Add calls with and without the objects of the start frozen, in an order; each has a run before that warms up."""
+    workload = uniform(max(case.at_once, 64), turns=4, tokens=100, reply_chars=1500)
     oracle = Oracle.of(workload, tokenizer)
-    CLIENTS.append(clients := Clients.start(workload.reply_chars, at_once / rate))
+    CLIENTS.append(clients := Clients.start(workload.reply_chars, case.at_once / rate, case.padding))
+    engine = OracleEngine(oracle, 0.0)
     try:
-        with build_manager(workload, OracleEngine(oracle, 0.0), tokenizer, at_once, "gateway_clients:solve") as manager:
-            for index in range(2):
-                if index:
-                    clients.seconds.clear()
-                for result in manager.rollout(workload.tasks()):
-                    check_result(result, oracle.script)
+        with build_manager(workload, engine, tokenizer, case.at_once, "gateway_clients:solve") as manager:
+            manager.rollout(workload.tasks())
+            for freezes in order:
+                clients.seconds.clear()
+                if freezes:
+                    freeze_start()
+                else:
+                    gc.collect()  # as before the other kind, so that both begin with the same objects
+                with Pauses() as pauses:
+                    for result in manager.rollout(workload.tasks()):
+                        check_result(result, oracle.script)
+                gc.unfreeze()
+                latency = found[freezes]
+                latency.seconds += clients.seconds
+                latency.full += pauses.milliseconds
+                latency.young = max(latency.young, pauses.longest_young)
     finally:
         clients.stop()
-    return sorted(1e3 * seconds for seconds in clients.seconds)
+
+
+def compare(tokenizer: Any, cases: list[Case], rate: float, num_rounds: int) -> None:
+    """Measure each case with and without frozen objects, in turns, and print both."""
+    found = {case: {freezes: Latency() for freezes in (False, True)} for case in cases}
+    for number in range(num_rounds):
+        for case in cases:
+            measure_latency(tokenizer, case, rate, found[case], [False, True] if number % 2 else [True, False])
+    print(f"milliseconds at about {rate:g} calls in a second, {num_rounds} rounds of both kinds in turns")
+    for case, latencies in found.items():
+        for freezes, latency in latencies.items():
+            print(f"{case}, {'frozen' if freezes else 'as it is'}: {latency.describe()}", flush=True)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--idle", type=int, default=1000, help="idle sessions (default: %(default)s)")
+    parser.add_argument("--idle", type=int, default=1000, help="idle sessions, or 0 (default: %(default)s)")
     parser.add_argument("--at-once", type=int, nargs="*", default=[1, 32, 256], help="(default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=100.0, help="calls in a second (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=175.0, help="calls in a second (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help="of each kind (default: %(default)s)")
+    parser.add_argument("--large", type=float, default=2.0, help="MB of large bodies, or 0 (default: %(default)s)")
     options = parser.parse_args()
     configure_logging("warning")
     tokenizer = load_tokenizer(CACHE)
-    print(describe_machine())
-    memory = measure_memory(tokenizer, options.idle)
-    base = memory["one session"]
-    print(f"resident MB of {options.idle} sessions; with one session {base:.0f}")
-    for name in ("all sessions, no call", "all sessions, one call each"):
-        print(f"{name:30s} +{memory[name] - base:.1f}")
-    print(f"milliseconds of a call at about {options.rate:g} calls in a second")
-    for at_once in options.at_once:
-        found = measure_latency(tokenizer, at_once, options.rate)
-        cuts = statistics.quantiles(found, n=100)
-        print(f"{at_once:4d} sessions: p50 {cuts[49]:.1f}, p99 {cuts[98]:.1f}, {len(found)} calls", flush=True)
+    print(f"{describe_machine()}, aiohttp {version('aiohttp')}")
+    if options.idle:
+        memory, kinds = measure_memory(tokenizer, options.idle)
+        base = memory["one session"]
+        print(f"resident MB of {options.idle} sessions; with one session {base:.0f}")
+        for name in ("all sessions, no call", "all sessions, one call each"):
+            print(f"{name:30s} +{memory[name] - base:.1f}")
+        print(f"objects that a collection visits, of each session after its call: {sum(kinds.values()):.0f}")
+        print(", ".join(f"{name} {number:.1f}" for name, number in kinds.most_common(12)))
+    cases = [Case(at_once) for at_once in options.at_once]
+    if options.large:
+        cases += [Case(at_once, int(1e6 * options.large)) for at_once in options.at_once if at_once > 1]
+    compare(tokenizer, cases, options.rate, options.rounds)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ TESTS = sorted(
 HEAVY = ("ray", "safetensors", "sglang", "tokenizers", "torch", "transformers", "vllm")
 PUBLIC = (
     "batch",
+    "collector",
     "config",
     "console",
     "descriptors",

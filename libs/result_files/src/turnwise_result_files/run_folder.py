@@ -12,6 +12,7 @@ from typing import Literal
 from attrs import define, evolve, field
 
 from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
+from turnwise.collector import freeze_start
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.models import pin_models
 from turnwise.config.parts import Choice
@@ -239,6 +240,7 @@ def _running(run: FolderRun) -> Iterator[None]:
     """Start and stop the manager; an interrupt of its end costs no result, because all of them are written."""
     try:
         with run.manager:
+            freeze_start()
             try:
                 yield
             except BaseException:  # such as a full disk: nobody takes the other episodes, so they need not run

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-
+from turnwise.collector import freeze_start
 from turnwise.episode.containment import contain_exits
 
 
@@ -14,8 +13,4 @@ def prepare_process() -> None:
     An actor calls it on its event loop when it has built its parts.
     """
     contain_exits()
-    # With torch and transformers some 350,000 objects live as long as the process. A full collection visits them all:
-    # it takes 150 to 220 ms, and meanwhile no episode of the process continues. Frozen objects are not visited.
-    # Only actors do this. The process of the driver is the user's, and so are the settings of its collector.
-    gc.collect()
-    gc.freeze()
+    freeze_start()

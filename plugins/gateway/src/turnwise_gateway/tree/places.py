@@ -61,7 +61,7 @@ class ConversationNode(Generic[T]):
     points: list[T] = field(factory=list)
     children: list[ConversationNode[T]] = field(factory=list)
     seen: Message | None = None
-    counted: set[str] = field(factory=set)
+    counted: frozenset[str] = frozenset()  # the empty one is shared
     written: NormalForm | None = None
 
     def agrees(self, form: NormalForm, own: NormalForm | None = None) -> bool:

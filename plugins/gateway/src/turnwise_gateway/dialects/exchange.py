@@ -24,7 +24,7 @@ AddItem = Callable[[list[Message], Fields, set[str]], None]
 _MAX_IGNORED = 32
 _MAX_IGNORED_CHARS = 64
 _SECRET_HEADER = re.compile("auth|cookie|credential|key|password|secret|token")
-"""In the names of headers with keys, those of proxies and other vendors too, such as `x-goog-api-key`."""
+"""In the names of headers with keys, also for proxies and other vendors, such as `x-goog-api-key`."""
 _KEY_OF_REQUEST = "idempotency-key"
 
 

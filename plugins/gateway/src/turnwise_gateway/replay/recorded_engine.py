@@ -110,7 +110,7 @@ class RecordedEngine:
                 waiting.set_exception(EngineError("the engine was stopped"))
 
     def _take_back(self, request_id: str, turn: RecordedTurn) -> None:
-        """Keep a turn whose request has ended without it: it was another request's, such as that of a retry."""
+        """Keep a turn whose request has ended without it: it was another request's, such as a retry's."""
         self.given.pop(request_id, None)
         turn.allowed.clear()
         self.turns.insert(0, turn)

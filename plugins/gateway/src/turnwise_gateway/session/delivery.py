@@ -75,7 +75,7 @@ class SharedCall:
     A call that is being sampled, and the requests that wait for it: the first one, and its retries.
 
     Attributes:
-        number: of the first request among those of its session.
+        number: of the first request, in its session.
         outcome: the turn, or the refusal.
         cancel: ends the sampling.
         leave: called when the last request has left.

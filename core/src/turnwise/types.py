@@ -253,6 +253,42 @@ class ToolCall:
 
 
 @frozen(kw_only=True)
+class CallSoFar:
+    """
+    A call of a turn that is being sampled.
+
+    Attributes:
+        name: of the tool; empty when a whole turn has a malformed call without one.
+        arguments: how the text of its arguments begins. That of a complete call is a JSON object, as the model wrote it
+            where the format has JSON; that of a malformed one is no JSON object, in most cases.
+        is_complete: the call has ended and has no mistake.
+        id: that the model wrote before the arguments; None if it wrote none there.
+        late_id: that the model wrote behind the arguments; known when the turn is whole.
+    """
+
+    name: str
+    arguments: str = ""
+    is_complete: bool = False
+    id: str | None = None
+    late_id: str | None = None
+
+
+@frozen(kw_only=True)
+class TurnSoFar:
+    """
+    The decided part of a turn that is being sampled.
+
+    Attributes:
+        texts: before the first call, between the calls and behind the last one: one more than there are calls. Only the
+            last text may grow.
+        calls: in order.
+    """
+
+    texts: tuple[str, ...]
+    calls: tuple[CallSoFar, ...] = ()
+
+
+@frozen(kw_only=True)
 class ToolResult:
     """
     The result of a tool call.

@@ -38,9 +38,11 @@ from turnwise.protocols.tool import FormattedParser as FormattedParser
 from turnwise.protocols.tool import Interaction as Interaction
 from turnwise.protocols.tool import ReasoningFormat as ReasoningFormat
 from turnwise.protocols.tool import ReasoningParser as ReasoningParser
+from turnwise.protocols.tool import StreamingParser as StreamingParser
 from turnwise.protocols.tool import Tool as Tool
 from turnwise.protocols.tool import ToolFormat as ToolFormat
 from turnwise.protocols.tool import ToolParser as ToolParser
+from turnwise.protocols.tool import TurnStream as TurnStream
 from turnwise.protocols.weights import WeightTransport as WeightTransport
 from turnwise.protocols.wrapper import RunInfo as RunInfo
 from turnwise.protocols.wrapper import Wrapper as Wrapper

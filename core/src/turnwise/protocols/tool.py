@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from turnwise.types import JsonObject, Message, Reply, Task, TokenArray, ToolCall, ToolResult, ToolSchema
+from turnwise.types import (
+    JsonObject,
+    Message,
+    Reply,
+    Task,
+    TokenArray,
+    ToolCall,
+    ToolResult,
+    ToolSchema,
+    TurnSoFar,
+)
 
 
 @runtime_checkable
@@ -18,6 +28,32 @@ class ToolParser(Protocol):
 
         Never raises: a malformed call is a `ToolCall` with `error` set.
         """
+
+
+class TurnStream(Protocol):
+    """Reads one turn while it is sampled."""
+
+    def read(self, text: str, *, is_whole: bool = False) -> TurnSoFar:
+        """
+        Return the decided part of the turn. Never raises.
+
+        Each result continues those before: its calls have the same names and ids, and each text and each call's
+        arguments begin with the earlier ones. A complete call stays as it is. The result of a whole turn depends on
+        the text alone. Its texts together are the text that `parse` returns, and its calls are those of `parse`, the
+        good ones complete and with equal arguments.
+
+        Args:
+            text: of the turn, decoded, so far; it begins with the text of the call before.
+            is_whole: the turn has ended.
+        """
+
+
+@runtime_checkable
+class StreamingParser(Protocol):
+    """A tool parser that reads the calls of a turn while it is sampled. Other tool parsers lack the method."""
+
+    def follow(self, tools: Sequence[ToolSchema]) -> TurnStream:
+        """Return the reader of one turn whose prompt has these tools; arguments have the types in their schemas."""
 
 
 @runtime_checkable

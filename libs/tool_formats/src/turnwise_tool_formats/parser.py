@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import regex  # type: ignore[import-untyped]  # the package has no types
@@ -16,13 +17,16 @@ import structlog
 
 from turnwise import Chat, ReasoningParser, Resources, ToolCall
 from turnwise.errors import ConfigError
+from turnwise.protocols import TurnStream
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_tool_formats.config import LimitConfig, ParserConfig
+from turnwise_tool_formats.following import Follower, Region, Waiting
 from turnwise_tool_formats.prompts import opens_reasoning
 from turnwise_tool_formats.schema_values import ArgumentTypes
 from turnwise_tool_formats.turn import Grammar, Turn, WrittenGrammar
 from turnwise_tool_formats.written import WrittenFormat
 
+_SPACE: Final = re.compile(r"\s*+")
 _MAX_REPEATED: Final = 512
 """The repetitions in an opening match fewer characters together."""
 
@@ -104,9 +108,23 @@ class FormatParser:
 
     def _find_calls(self, turn: Turn, at: int) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text outside the calls at or after `at`, which is -1 if there are none, and the calls."""
-        text, kept = turn.text, 0
+        kept = 0
         content: list[str] = []
         calls: list[ToolCall] = []
+        for region in self._find_regions(turn, at):
+            content.append(turn.text[kept : region.start])
+            calls.extend(region.calls)
+            kept = region.stop
+        content.append(turn.text[kept:])
+        return "".join(content), tuple(calls)
+
+    def find_regions(self, turn: Turn) -> list[Region]:
+        """Return the calls of a whole turn, and the parts of it that are not content because of them."""
+        return self._find_regions(turn, self._after_reasoning(turn.text, 0) if self.starts_in_reasoning else 0)
+
+    def _find_regions(self, turn: Turn, at: int) -> list[Region]:
+        text = turn.text
+        regions: list[Region] = []
         starts = True  # nothing but reasoning came before, so a call needs no opening tag
         while at >= 0 and (opening := self._next_opening(turn, at, starts)):
             if opening.group() == self._think:
@@ -118,11 +136,58 @@ class FormatParser:
             if found is None:
                 at = opening.end()
                 continue
-            content.append(text[kept : opening.start()])
-            calls.extend(found[0])
-            kept = at = found[1]
-        content.append(text[kept:])
-        return "".join(content), tuple(calls)
+            at = found[1]
+            regions.append(Region(opening.start(), at, found[0]))
+        return regions
+
+    def follow(self, tools: Sequence[ToolSchema]) -> TurnStream:
+        """Return the reader of a turn that is being sampled, as `turnwise.protocols.StreamingParser`."""
+        types = ArgumentTypes(tools)
+        return Follower(self, partial(self._turn, types=types), types.names)
+
+    def walk(self, follower: Follower) -> Waiting[None]:
+        """Follow a turn from its start, call after call; `MalformedError` at the first mistake."""
+        at, starts = 0, True
+        if self.starts_in_reasoning:
+            at = yield from self._wait_after_reasoning(follower, 0)
+        while True:
+            opening = yield from self._wait_for_opening(follower, at, starts)
+            if opening.group() == self._think:
+                starts = starts and not follower.text[at : opening.start()].strip()
+                at = yield from self._wait_after_reasoning(follower, opening.end())
+                continue
+            starts = False
+            follower.settled = opening.start()
+            stop = yield from self.grammar.follow(follower, opening)
+            at = opening.end() if stop is None else stop
+            if stop is not None:
+                follower.end_region(stop)
+
+    def _wait_for_opening(self, follower: Follower, at: int, starts: bool) -> Waiting[re.Match[str]]:
+        if starts and self.grammar.bare and self._may_be_bare:
+            while True:
+                space = _SPACE.match(follower.text, at)
+                start = space.end() if space else at
+                if bare := self.grammar.bare.match(follower.text, start):
+                    return bare
+                if self._may_be_bare.match(follower.text, start, partial=True) is None:
+                    break
+                follower.settled = start
+                yield
+        if (waiting := self.grammar.wait_for_opening(follower, at)) is not None:
+            return (yield from waiting)
+        while (opening := self._opening.search(follower.text, at)) is None:
+            follower.settled = at = self._before_unfinished_opening(follower.text, at)
+            yield
+        return opening
+
+    def _wait_after_reasoning(self, follower: Follower, at: int) -> Waiting[int]:
+        """Return the index after the reasoning that contains `at`; all of it is content."""
+        while (close := follower.text.find(self._unthink, at)) < 0:
+            follower.settled = len(follower.text)
+            at = max(at, len(follower.text) - len(self._unthink) + 1)
+            yield
+        return close + len(self._unthink)
 
     def settled(self, text: str) -> int:
         """Return how many characters of an unfinished turn begin its content, however the turn continues."""

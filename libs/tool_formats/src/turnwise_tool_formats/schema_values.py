@@ -9,6 +9,7 @@ the schema is the tool's task, and its error tells the model more.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -41,12 +42,32 @@ class ArgumentTypes:
         functions = [schema.get("function", {}) for schema in schemas]
         self._parameters: Final = {each.get("name"): each.get("parameters") or {} for each in functions}
 
-    def convert(self, tool: str, argument: str, text: str, max_depth: int) -> Any:
-        """Return the value that a text has as an argument of a tool."""
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the tools."""
+        return frozenset(name for name in self._parameters if isinstance(name, str))
+
+    def is_text(self, tool: str, argument: str) -> bool:
+        """Return whether each text is the value of an argument of a tool, whatever the text is."""
+        return not self._find_types(tool, argument) - {"string"}
+
+    def write_json(self, tool: str, argument: str, text: str, max_depth: int) -> str:
+        """Return the JSON of the value that a text has, which is the text itself where that is JSON."""
+        value = self.convert(tool, argument, text, max_depth)
+        written = text.strip()
+        # A value of another type has the JSON that the model wrote, unless it wrote a word of Python.
+        return json.dumps(value, ensure_ascii=False) if value is text or written in _PYTHON_WORDS else written
+
+    def _find_types(self, tool: str, argument: str) -> set[str]:
+        """Return the types that the schema of an argument allows; none if it names none."""
         parameters = self._parameters.get(tool, {})
         schema = parameters.get("properties", {}).get(argument)
-        types = _allowed_types(schema, parameters) if schema is not None else None
-        if not types or types == {"string"}:
+        return (_allowed_types(schema, parameters) or set()) if schema is not None else set()
+
+    def convert(self, tool: str, argument: str, text: str, max_depth: int) -> Any:
+        """Return the value that a text has as an argument of a tool."""
+        types = self._find_types(tool, argument)
+        if not types - {"string"}:
             return text
         try:
             value = load_json(_PYTHON_WORDS.get(text.strip(), text))

@@ -12,14 +12,18 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import define, evolve, field
 
 from turnwise import ReasoningParser, ToolCall
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError, check_value, load_json, read_json
+from turnwise_tool_formats.following import is_text
 from turnwise_tool_formats.schema_values import ArgumentTypes
+
+if TYPE_CHECKING:
+    from turnwise_tool_formats.following import Follower, Waiting
 
 _KINDS: Final = {
     dict: "an object",
@@ -31,7 +35,7 @@ _KINDS: Final = {
     type(None): "null",
 }
 _SPACE: Final = re.compile(r"\s*")
-_NEXT_JSON: Final = re.compile(
+NEXT_JSON: Final = re.compile(
     r'\s*+(?:[,;]\s*+(?=\{|\[\s*+\{)|(?=\[?\s*+\{\s*+"(?:name|arguments|parameters|type|id|function)"))'
 )
 """Before more calls: a separator, or an object with a key of a call."""
@@ -75,6 +79,23 @@ class Grammar(ABC):
     @abstractmethod
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         """Read the calls after an opening; None when a bare start is no call."""
+
+    def wait_for_opening(self, follower: Follower, at: int) -> Waiting[re.Match[str]] | None:
+        """Return the waiting for the opening that `find` finds at or after `at`; None: `opening` tells it."""
+        return None
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        """
+        Follow the calls that `read` reads, while they are sampled.
+
+        Returns:
+            The index at which the search for the next call continues; None when a bare start is no call.
+
+        Raises:
+            MalformedError: a call has a mistake, or cannot be followed. `Follower` has what is decided until then.
+        """
+        raise MalformedError("calls of this format come at the end of a turn")
+        yield
 
 
 class WrittenGrammar(Grammar):
@@ -172,7 +193,10 @@ class Turn:
                 f'"name" must be a string, got {_KINDS[type(name)]}' if "name" in value else 'the key "name" is missing'
             )
             return self.refuse(why, raw)
-        key = next((key for key in self.grammar.argument_keys if key in value), None)
+        keys = [key for key in self.grammar.argument_keys if key in value]
+        if len(keys) > 1:
+            return self.refuse(f'the arguments are given twice, as "{keys[0]}" and as "{keys[1]}"', raw, name)
+        key = keys[0] if keys else None
         # Other keys are arguments that the model put in the wrong place, so only a name alone means "no arguments".
         if key is None and value.keys() - {"name", "id", "type"}:
             return self.refuse(f'the key "{self.grammar.argument_keys[0]}" is missing', raw, name)
@@ -195,7 +219,7 @@ class Turn:
 
     def refuse(self, why: str, raw: str, name: str = "") -> ToolCall:
         """Return a call that cannot run, with an error that tells the model how to write one."""
-        shown = name if _is_text(name) else ""
+        shown = name if is_text(name) else ""
         error = f"Error: this tool call is malformed: {why}. Write {self.grammar.form}"
         return ToolCall(name=shown, error=error, raw=raw)
 
@@ -230,6 +254,11 @@ def with_id(call: ToolCall, call_id: object) -> ToolCall:
     return evolve(call, id=call_id) if call_id.isprintable() and not call_id.isspace() else call
 
 
+def first_call(found: Found | None) -> ToolCall:
+    """Return the first call of those that a grammar has read."""
+    return found[0][0] if found else ToolCall(error="Error: it is no call")
+
+
 def read_list(turn: Turn, start: int, read_item: Callable[[int], tuple[ToolCall, int]]) -> Found:
     """Read calls in square brackets from `start`, which is after the opening bracket."""
     calls: list[ToolCall] = []
@@ -260,7 +289,7 @@ def read_json_calls(turn: Turn, start: int) -> Found:
         found, stop = _read_json_part(turn, at)
         calls.extend(found)
         # A part that no bracket ends is broken, and its error already covers the text up to a tag.
-        joined = turn.text.startswith(("}", "]"), stop - 1) and _NEXT_JSON.match(turn.text, stop)
+        joined = turn.text.startswith(("}", "]"), stop - 1) and NEXT_JSON.match(turn.text, stop)
         if not joined:
             return calls, stop
         at = joined.end()
@@ -285,11 +314,3 @@ def _is_cut(error: MalformedError, text: str) -> bool:
     """Return whether a value is malformed because its text ended."""
     ended = error.position is not None and not text[error.position :].strip()
     return ended or error.problem.startswith("Unterminated string")
-
-
-def _is_text(name: str) -> bool:
-    try:
-        json.dumps(name, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -79,10 +79,14 @@ def read_messages(text: str, at: int = 0) -> Iterator[HarmonyMessage]:
         at = after
 
 
-def count_settled(text: str) -> int:
-    """Return how many characters of an unfinished turn begin its content: all up to a message that may be a call."""
+def count_settled(text: str, at: int = 0) -> int:
+    """
+    Return how many characters of an unfinished turn begin its content: all up to a message that may be a call.
+
+    No message before `at`, which is outside messages, is a call.
+    """
     message = None
-    for message in read_messages(text):
+    for message in read_messages(text, at):
         if message.is_call:
             return message.start
     return len(text) if message is None or message.tag else _find_unfinished_header(text, message.first)

@@ -66,6 +66,17 @@ def read_python_call(text: str, start: int) -> tuple[tuple[str, dict[str, Any]],
     return (name, arguments), reader.at
 
 
+def read_python_value(text: str, start: int) -> tuple[Any, int]:
+    """Read the value that starts at `start` or after white space; return it and the index after it."""
+    reader = _Reader(text, start)
+    return reader.read_value(1), reader.at
+
+
+def read_python_text(inside: str) -> str:
+    """Return the text that characters between quotes mean; `MalformedError` for a bad escape."""
+    return _unquote(f'"{inside}"')
+
+
 class _Reader:
     """Reads tokens from `at` on, one after the other."""
 

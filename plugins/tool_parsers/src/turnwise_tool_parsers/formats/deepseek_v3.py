@@ -15,11 +15,14 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
+from turnwise_tool_formats.json_stream import follow_arguments
 from turnwise_tool_formats.turn import Turn
 from turnwise_tool_parsers.formats.sections import SectionGrammar
 
 _HEAD = re.compile(r"\s*+([^\n<]{0,256})<｜tool▁sep｜>")
 _FENCE = re.compile(r"\s*+([^\n`{]{1,256}+)\n\s*+```(?:json)?\s*+")
+_FENCE_AND_BRACKET = re.compile(_FENCE.pattern + r"(?=\{)")
 
 
 class DeepSeekV3(SectionGrammar):
@@ -34,6 +37,15 @@ class DeepSeekV3(SectionGrammar):
     call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     opening = f"{section[0]}|{call[0]}"
     closing = (call[1], section[1])
+
+    def follow_head_and_arguments(self, follower: Follower, start: int) -> Waiting[tuple[FollowedCall, int]]:
+        head = yield from follower.match(_HEAD, start)
+        direct = yield from follower.skip_space(head.end())
+        fence = None if follower.text[direct] == "{" else (yield from follower.match(_FENCE_AND_BRACKET, head.end()))
+        at = fence.end() if fence else head.end()
+        call = follower.begin((fence or head)[1], at)
+        stop = yield from follow_arguments(follower, call, at)
+        return call, (yield from follower.require_tag("```", stop)) if fence else stop
 
     def read_head_and_arguments(self, turn: Turn, start: int) -> tuple[ToolCall, int]:
         head = _HEAD.match(turn.text, start)

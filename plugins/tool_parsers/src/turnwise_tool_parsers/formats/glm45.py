@@ -19,12 +19,16 @@ from typing import Any
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, join_lines
+from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.tag_stream import TaggedArguments
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, first_call, join_lines
 
 _CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"
+_MAX_HEAD = 512
 _NAME = re.compile(r"\s*+([^<>\n]{1,256})")
 _KEY = re.compile(r"\s*+<arg_key>([^<>]{1,256})</arg_key>\s*+<arg_value>")
 _END_OF_VALUE = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))|<arg_key>|<tool_call>")
+_ARGUMENTS = TaggedArguments(_KEY, _END_OF_VALUE, _VALUE_CLOSE, _CLOSE)
 
 
 class Glm45(WrittenGrammar):
@@ -65,6 +69,17 @@ class Glm45(WrittenGrammar):
         if stop < 0:
             return turn.refuse_to_next_tag("expected <arg_key> or </tool_call>", start, at, name)
         return [turn.build(name, arguments, turn.text[start : stop - len(_CLOSE)])], stop
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        while (head := _NAME.match(follower.text, opening.end())) is None or head.end() == len(follower.text):
+            if len(follower.text) > opening.end() + _MAX_HEAD:
+                raise MalformedError("the name is missing")
+            yield
+        call = follower.begin(head[1], head.end())
+        stop = yield from _ARGUMENTS.follow(follower, call, head.end())
+        follower.check(lambda turn: first_call(self.read(turn, opening)))
+        call.complete()
+        return stop
 
     def _read_arguments(self, turn: Turn, name: str, start: int) -> tuple[dict[str, Any], int]:
         arguments: dict[str, Any] = {}

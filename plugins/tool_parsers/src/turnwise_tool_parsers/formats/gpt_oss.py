@@ -18,7 +18,9 @@ import re
 from typing import Final
 
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_formats.turn import Found, Grammar, Turn
+from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.json_stream import follow_arguments
+from turnwise_tool_formats.turn import Found, Grammar, Turn, first_call
 from turnwise_tool_parsers.harmony import ENDS, MESSAGE, START, HarmonyReasoning, count_settled, read_messages
 
 _RECIPIENT: Final = re.compile(r"to=(?:\s*+(functions\.[^\s<]*+)|([^\s<]*+))")
@@ -41,6 +43,30 @@ class GptOss(Grammar):
 
     def settled(self, turn: Turn) -> int | None:
         return count_settled(turn.text)
+
+    def wait_for_opening(self, follower: Follower, at: int) -> Waiting[re.Match[str]]:
+        while True:
+            for message in read_messages(follower.text, at):
+                if message.is_call and message.tag:
+                    header = _WHOLE.match(follower.text, message.start, message.stop)
+                    assert header is not None, "the pattern matches any text"
+                    return header
+                at = message.first
+            follower.settled = count_settled(follower.text, at)
+            yield
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        name, mistake = _read_recipient(opening.group())
+        if mistake or not follower.text.startswith(MESSAGE, opening.end()):
+            raise MalformedError(mistake or "the text is missing")
+        call = follower.begin(name, opening.end() + len(MESSAGE))
+        stop = yield from follow_arguments(follower, call, call.taken)
+        tag, after = yield from follower.skip_tag((*ENDS, START), stop)
+        if not tag:
+            raise MalformedError("there is text after its JSON")
+        follower.check(lambda turn: first_call(self.read(turn, opening)))
+        call.complete()
+        return stop if tag == START else after
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         start, stop = opening.span()

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import re
 
+from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.json_stream import follow_json_calls
 from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls
 
 _CLOSE = "</tool_call>"
@@ -31,3 +33,7 @@ class Granite(Grammar):
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         calls, stop = read_json_calls(turn, opening.end())
         return calls, max(turn.skip(_CLOSE, stop), stop)
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        stop = yield from follow_json_calls(follower, opening.end(), self.argument_keys)
+        return (yield from follower.skip_tag((_CLOSE,), stop))[1]

@@ -14,6 +14,8 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
+from turnwise_tool_formats.json_stream import follow_arguments
 from turnwise_tool_formats.turn import Turn, with_id
 from turnwise_tool_parsers.formats.sections import SectionGrammar
 
@@ -34,6 +36,14 @@ class KimiK2(SectionGrammar):
     call = ("<|tool_call_begin|>", "<|tool_call_end|>")
     opening = f"{re.escape(section[0])}|{re.escape(call[0])}"
     closing = (call[1], section[1])
+
+    def follow_head_and_arguments(self, follower: Follower, start: int) -> Waiting[tuple[FollowedCall, int]]:
+        head = yield from follower.match(_HEAD, start)
+        name = _name_in(head[1])
+        if name.isdigit():
+            raise MalformedError(f"{name!r} is an index and no name")
+        call = follower.begin(name, head.end(), with_id(ToolCall(), head[1]).id)
+        return call, (yield from follow_arguments(follower, call, head.end()))
 
     def read_head_and_arguments(self, turn: Turn, start: int) -> tuple[ToolCall, int]:
         head = _HEAD.match(turn.text, start)

@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from turnwise import ToolCall
 from turnwise.types import JsonObject
+from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.json_stream import follow_list
 from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, read_list
+from turnwise_tool_parsers.python_stream import follow_python_call
 from turnwise_tool_parsers.python_values import read_python_call
 
 _TAG, _CLOSE = "<|python_start|>", "<|python_end|>"
@@ -59,3 +63,13 @@ class Llama4Pythonic(WrittenGrammar):
             found, stop = read_list(turn, joined.end(), read_item)
             calls.extend(found)
         return calls, max(turn.skip(_CLOSE, stop), stop)
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        start = opening.end() if opening.group() == _TAG else opening.start()
+        inside = yield from follower.require_tag("[", start)
+        while True:
+            stop = yield from follow_list(follower, inside, partial(follow_python_call, follower))
+            joined = yield from follower.joins(_NEXT, stop)
+            if joined is None:
+                return (yield from follower.skip_tag((_CLOSE,), stop))[1]
+            inside = joined.end()

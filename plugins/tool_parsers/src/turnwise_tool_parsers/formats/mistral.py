@@ -15,9 +15,12 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.json_stream import follow_arguments, follow_json_calls
 from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls, with_id
 
 _HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\]\s*+([^\s\[{]{0,64}+)\s*+)?(?:\[ARGS\])?")
+_BRACKET = re.compile(r"\{")
 _NEXT = re.compile(r"\s*+[,;]?\s*+(?=[\w.\-]{1,256}+\s*+(?:\[CALL_ID\]\s*+[^\s\[{]{0,64}+\s*+)?\[ARGS\])")
 
 
@@ -45,3 +48,30 @@ class Mistral(Grammar):
             start = joined.end() if joined else stop
             head = _HEAD.match(turn.text, start) if joined else None
         return calls, stop
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        start = yield from follower.skip_space(opening.end())
+        if follower.text[start] in "[{":
+            return (yield from follow_json_calls(follower, start, self.argument_keys))
+        while True:
+            stop = yield from self._follow_named(follower, start)
+            joined = yield from follower.joins(_NEXT, stop)
+            if joined is None:
+                return stop
+            start = joined.end()
+
+    def _follow_named(self, follower: Follower, start: int) -> Waiting[int]:
+        """Follow and complete a call with its name before its arguments; return the index after them."""
+        bracket = yield from follower.search(_BRACKET, start)
+        head = _HEAD.match(follower.text, start)
+        if head is None or follower.text[head.end() : bracket.start()].strip(" \t\n\r"):
+            raise MalformedError("another text comes next")
+        call = follower.begin(head[1], head.end(), with_id(ToolCall(), head[2]).id)
+        stop = yield from follow_arguments(follower, call, head.end())
+
+        def read(turn: Turn) -> ToolCall:
+            return turn.build(head[1], turn.read_value(read_json, head.end())[0], "")
+
+        follower.check(read)
+        call.complete()
+        return stop

@@ -21,13 +21,16 @@ from typing import Any
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, join_lines
+from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.tag_stream import TaggedArguments
+from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, first_call, join_lines
 
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION_CLOSE, _PARAMETER_CLOSE = "</function>", "</parameter>"
 _FUNCTION = re.compile(r"\s*+<function=([^<>\n]{1,256})>")
 _PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]{1,256})>")
 _END_OF_VALUE = re.compile(r"</parameter>(?=\s*+(?:<parameter=|</function>))|<parameter=|<function=|<tool_call>")
+_ARGUMENTS = TaggedArguments(_PARAMETER, _END_OF_VALUE, _PARAMETER_CLOSE, _FUNCTION_CLOSE, trims=True)
 
 
 class Qwen3Coder(WrittenGrammar):
@@ -69,6 +72,14 @@ class Qwen3Coder(WrittenGrammar):
             return turn.refuse_to_next_tag(str(error), start, function.end(), name)
         call = turn.build(name, arguments, turn.text[start:stop])
         return [call], max(turn.skip(_CALL_CLOSE, stop), stop)
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        function = yield from follower.match(_FUNCTION, opening.end() if opening.group() == _CALL_OPEN else opening.start())
+        call = follower.begin(function[1], function.end())
+        stop = yield from _ARGUMENTS.follow(follower, call, function.end())
+        follower.check(lambda turn: first_call(self.read(turn, opening)))
+        call.complete()
+        return (yield from follower.skip_tag((_CALL_CLOSE,), stop))[1]
 
     def _read_parameters(self, turn: Turn, name: str, start: int) -> tuple[dict[str, Any], int]:
         arguments: dict[str, Any] = {}

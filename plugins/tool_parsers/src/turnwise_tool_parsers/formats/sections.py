@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from functools import partial
 from typing import ClassVar
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
+from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
 from turnwise_tool_formats.turn import Found, Grammar, Turn, with_id
 
 
@@ -42,6 +44,25 @@ class SectionGrammar(Grammar):
         if not calls:
             return turn.refuse_to_next_tag("the section holds no call", start, start)
         return calls, max(turn.skip(self.section[1], at), at)
+
+    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+        at = opening.end() if opening.group() == self.section[0] else opening.start()
+        inside = yield from follower.require_tag(self.call[0], at)
+        while True:
+            call, stop = yield from self.follow_head_and_arguments(follower, inside)
+            stop = yield from follower.require_tag(self.call[1], stop)
+            follower.check(partial(self._read_one, start=inside))
+            call.complete()
+            tag, inside = yield from follower.skip_tag((self.call[0], self.section[1]), stop)
+            if tag != self.call[0]:
+                return inside
+
+    def _read_one(self, turn: Turn, start: int) -> ToolCall:
+        return self.read_head_and_arguments(turn, start)[0]
+
+    @abstractmethod
+    def follow_head_and_arguments(self, follower: Follower, start: int) -> Waiting[tuple[FollowedCall, int]]:
+        """Follow a call up to its closing tag; return it and the index at which the tag should be."""
 
     def read_name_and_id(self, turn: Turn, start: int) -> tuple[str, str | None]:
         """Return the name of a malformed call, if it has one, and its id."""

@@ -1,0 +1,237 @@
+"""Follows JSON while it is sampled: values, and calls that are JSON objects. Only what is valid JSON so far is taken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from turnwise import ToolCall
+from turnwise_strict_json import MalformedError
+from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
+from turnwise_tool_formats.turn import NEXT_JSON, with_id
+
+_SPACE: Final = re.compile(r"[ \t\n\r]*+")
+_IN_STRING: Final = re.compile(
+    r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+', re.ASCII
+)
+_CUT_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_SCALAR: Final = re.compile(r"[-+.0-9a-zA-Z]*+")
+_NUMBER_OR_WORD: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+_CLOSING: Final = {"{": "}", "[": "]"}
+Note = Callable[[int], object]
+"""Gets the index up to which a value is valid so far; never that after its last bracket."""
+
+
+def skip_json_space(follower: Follower, at: int) -> Waiting[int]:
+    """Return the index of the next character that is not white space in JSON."""
+    while True:
+        space = _SPACE.match(follower.text, at)
+        at = space.end() if space else at
+        if at < len(follower.text):
+            return at
+        yield
+
+
+def follow_json(follower: Follower, at: int, note: Note = lambda _stop: None) -> Waiting[int]:
+    """Return the index after the JSON value at an index; `MalformedError` at its first mistake."""
+    open_brackets: list[str] = []
+    at = yield from skip_json_space(follower, at)
+    while True:
+        at = yield from _follow_value_start(follower, at, open_brackets, note)
+        while open_brackets:  # behind a value, or behind an opening bracket of an empty one
+            at = yield from skip_json_space(follower, at)
+            char = follower.text[at]
+            if char != _CLOSING[open_brackets[-1]]:
+                break
+            open_brackets.pop()
+            at += 1
+            if open_brackets:
+                note(at)
+        if not open_brackets:
+            return at
+        at = yield from _follow_separator(follower, at, open_brackets[-1], note)
+
+
+def _follow_value_start(follower: Follower, at: int, open_brackets: list[str], note: Note) -> Waiting[int]:
+    """Return the index after a scalar, or after the opening brackets and keys before one or before a closing bracket."""
+    while True:
+        char = follower.text[at]
+        if char == '"':
+            return (yield from follow_string(follower, at, note if open_brackets else lambda _stop: None))
+        if char not in _CLOSING:
+            return (yield from _follow_scalar(follower, at))
+        open_brackets.append(char)
+        note(at + 1)
+        at = yield from skip_json_space(follower, at + 1)
+        if follower.text[at] == _CLOSING[char]:
+            return at
+        if char == "{":
+            at = yield from _follow_key(follower, at, note)
+
+
+def _follow_separator(follower: Follower, at: int, bracket: str, note: Note) -> Waiting[int]:
+    """Return the index of the next value, which is behind a comma and perhaps a key."""
+    if follower.text[at] != ",":
+        raise MalformedError("expected ','")
+    note(at + 1)
+    at = yield from skip_json_space(follower, at + 1)
+    return (yield from _follow_key(follower, at, note)) if bracket == "{" else at
+
+
+def _follow_key(follower: Follower, at: int, note: Note) -> Waiting[int]:
+    """Return the index of the value of a key."""
+    at = yield from follow_string(follower, at, note)
+    at = yield from skip_json_space(follower, at)
+    if follower.text[at] != ":":
+        raise MalformedError("expected ':'")
+    note(at + 1)
+    return (yield from skip_json_space(follower, at + 1))
+
+
+def follow_string(follower: Follower, at: int, note: Note = lambda _stop: None) -> Waiting[int]:
+    """Return the index after a string."""
+    if follower.text[at] != '"':
+        raise MalformedError("expected a string")
+    at += 1
+    while True:
+        inside = _IN_STRING.match(follower.text, at)
+        at = inside.end() if inside else at
+        if follower.text[at : at + 1] == '"':
+            note(at + 1)
+            return at + 1
+        if at < len(follower.text) and not _CUT_ESCAPE.match(follower.text, at):
+            raise MalformedError("a string has a character that must be escaped, or an escape that is none")
+        note(at)
+        yield
+
+
+def _follow_scalar(follower: Follower, at: int) -> Waiting[int]:
+    while True:
+        found = _SCALAR.match(follower.text, at)
+        stop = found.end() if found else at
+        if stop < len(follower.text) or stop - at > 5000:  # more digits than Python reads
+            break
+        yield
+    if not _NUMBER_OR_WORD.fullmatch(follower.text, at, stop):
+        raise MalformedError("expected a value")
+    return stop
+
+
+def follow_arguments(follower: Follower, call: FollowedCall, at: int) -> Waiting[int]:
+    """Follow the JSON object that is the arguments of a call; return the index after it."""
+    at = yield from skip_json_space(follower, at)
+    if follower.text[at] != "{":
+        raise MalformedError("the arguments are no object")
+    call.taken = at
+    stop = yield from follow_json(follower, at, lambda stop: call.add(follower.text[call.taken : stop], stop))
+    call.held = follower.text[call.taken : stop]
+    return stop
+
+
+def follow_json_call(
+    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False
+) -> Waiting[tuple[FollowedCall, int]]:
+    """
+    Follow a call that is a JSON object with a name and arguments, without completing it.
+
+    Args:
+        follower: of the turn.
+        at: index of the object, perhaps after white space.
+        keys: of the arguments.
+        needs_arguments: an object without arguments may be no call.
+
+    Returns:
+        call: without a mistake; its arguments have ended.
+        stop: index after the object.
+    """
+    start = at = yield from skip_json_space(follower, at)
+    if follower.text[start] != "{":
+        raise MalformedError("expected an object")
+    members: dict[str, str] = {}
+    call: FollowedCall | None = None
+    while follower.text[at] != "}":
+        key, at = yield from _follow_member_key(follower, at, is_first=at == start)
+        if not key:
+            break
+        if key in keys and call is None and "name" in members and follower.text[at] == "{":
+            call = follower.begin(_load_text(members["name"]), at, read_id(members.get("id")))
+            at = yield from follow_arguments(follower, call, at)
+        else:
+            value, at = at, (yield from follow_json(follower, at))
+            members[key] = follower.text[value:at]
+        at = yield from skip_json_space(follower, at)
+    follower.check(lambda turn: turn.read_call(start)[0])
+    if needs_arguments and call is None and not members.keys() & set(keys):
+        raise MalformedError("the arguments are missing")
+    return call or _begin_late(follower, start, members, keys), at + 1
+
+
+def _follow_member_key(follower: Follower, at: int, *, is_first: bool) -> Waiting[tuple[str, int]]:
+    """Return the next key of an object and the index of its value; an empty key and the end of an empty object."""
+    if not is_first and follower.text[at] != ",":
+        raise MalformedError("expected ','")
+    at = yield from skip_json_space(follower, at + 1)
+    if is_first and follower.text[at] == "}":
+        return "", at
+    stop = yield from follow_string(follower, at)
+    key = _load_text(follower.text[at:stop])
+    at = yield from skip_json_space(follower, stop)
+    if follower.text[at] != ":":
+        raise MalformedError("expected ':'")
+    return key, (yield from skip_json_space(follower, at + 1))
+
+
+def _begin_late(follower: Follower, start: int, members: dict[str, str], keys: tuple[str, ...]) -> FollowedCall:
+    """Begin a call whose name is not before its arguments, or whose arguments are missing or a string with JSON."""
+    call = follower.begin(_load_text(members["name"]), start, read_id(members.get("id")))
+    written = next((members[key] for key in keys if key in members), "{}")
+    call.held = _load_text(written) if written.startswith('"') else written
+    return call
+
+
+def read_id(written: str | None) -> str | None:
+    """Return the id that the JSON of a value is; None for no id."""
+    return None if written is None else with_id(ToolCall(), json.loads(written)).id
+
+
+def _load_text(written: str) -> str:
+    value = json.loads(written)
+    if not isinstance(value, str):
+        raise MalformedError("expected a string")
+    return value
+
+
+def follow_json_calls(
+    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False
+) -> Waiting[int]:
+    """Follow and complete the calls that `read_json_calls` reads; return the index after them."""
+    follow = partial(follow_json_call, follower, keys=keys, needs_arguments=needs_arguments)
+    while True:
+        start = yield from follower.skip_space(at)
+        if follower.text[start] == "[":
+            stop = yield from follow_list(follower, start + 1, follow)
+        else:
+            call, stop = yield from follow(at)
+            call.complete()
+        joined = yield from follower.joins(NEXT_JSON, stop)
+        if joined is None:
+            return stop
+        at = joined.end()
+
+
+def follow_list(
+    follower: Follower, at: int, follow_item: Callable[[int], Waiting[tuple[FollowedCall, int]]]
+) -> Waiting[int]:
+    """Follow and complete calls in square brackets, as `read_list` reads them; return the index after the last one."""
+    while True:
+        at = yield from follower.skip_space(at)
+        call, stop = yield from follow_item(at)
+        call.complete()
+        tag, at = yield from follower.skip_tag(("]", ","), stop)
+        if tag == "]":
+            return at
+        if not tag:
+            raise MalformedError("expected ',' or ']'")

@@ -1,4 +1,4 @@
-"""Follows JSON while it is sampled: values, and calls that are JSON objects. Only what is valid JSON so far is taken."""
+"""Follows JSON while it is sampled: values, and calls that are JSON objects. Only valid JSON is taken."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
 from turnwise_tool_formats.turn import NEXT_JSON, with_id
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
-_IN_STRING: Final = re.compile(
-    r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+', re.ASCII
-)
+_IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+', re.ASCII)
 _CUT_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _SCALAR: Final = re.compile(r"[-+.0-9a-zA-Z]*+")
 _NUMBER_OR_WORD: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
@@ -56,7 +54,7 @@ def follow_json(follower: Follower, at: int, note: Note = lambda _stop: None) ->
 
 
 def _follow_value_start(follower: Follower, at: int, open_brackets: list[str], note: Note) -> Waiting[int]:
-    """Return the index after a scalar, or after the opening brackets and keys before one or before a closing bracket."""
+    """Return the index after a scalar, or of the closing bracket of an empty object or array."""
     while True:
         char = follower.text[at]
         if char == '"':
@@ -132,7 +130,7 @@ def follow_arguments(follower: Follower, call: FollowedCall, at: int) -> Waiting
 
 
 def follow_json_call(
-    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False
+    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False, waits_for_id: bool = False
 ) -> Waiting[tuple[FollowedCall, int]]:
     """
     Follow a call that is a JSON object with a name and arguments, without completing it.
@@ -142,6 +140,7 @@ def follow_json_call(
         at: index of the object, perhaps after white space.
         keys: of the arguments.
         needs_arguments: an object without arguments may be no call.
+        waits_for_id: the id comes behind the arguments, so the call is shown when it is complete.
 
     Returns:
         call: without a mistake; its arguments have ended.
@@ -151,12 +150,13 @@ def follow_json_call(
     if follower.text[start] != "{":
         raise MalformedError("expected an object")
     members: dict[str, str] = {}
+    streams = () if waits_for_id else keys
     call: FollowedCall | None = None
     while follower.text[at] != "}":
         key, at = yield from _follow_member_key(follower, at, is_first=at == start)
         if not key:
             break
-        if key in keys and call is None and "name" in members and follower.text[at] == "{":
+        if key in streams and call is None and "name" in members and follower.text[at] == "{":
             call = follower.begin(_load_text(members["name"]), at, read_id(members.get("id")))
             at = yield from follow_arguments(follower, call, at)
         else:
@@ -205,10 +205,10 @@ def _load_text(written: str) -> str:
 
 
 def follow_json_calls(
-    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False
+    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False, waits_for_id: bool = False
 ) -> Waiting[int]:
     """Follow and complete the calls that `read_json_calls` reads; return the index after them."""
-    follow = partial(follow_json_call, follower, keys=keys, needs_arguments=needs_arguments)
+    follow = partial(follow_json_call, follower, keys=keys, needs_arguments=needs_arguments, waits_for_id=waits_for_id)
     while True:
         start = yield from follower.skip_space(at)
         if follower.text[start] == "[":

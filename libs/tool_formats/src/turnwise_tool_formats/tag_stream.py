@@ -77,4 +77,3 @@ class TaggedArguments:
     def _check(self, end: re.Match[str]) -> None:
         if end.group() != self.value_close:
             raise MalformedError("a value has no end")
-

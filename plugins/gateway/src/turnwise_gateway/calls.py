@@ -104,11 +104,22 @@ class ModelCall:
 
 @frozen(kw_only=True)
 class CallOfTool:
-    """A tool call of a reply; `arguments` is the text of a JSON object, or the sampled text of a malformed call."""
+    """
+    A tool call of a reply.
+
+    Attributes:
+        id: unique in the session.
+        name: of the tool.
+        arguments: a JSON object as the model wrote it, or the sampled text of a malformed call.
+        place: number of characters of the content before the call; None for all of them.
+        is_open: the arguments may grow; in a part of a reply only.
+    """
 
     id: str
     name: str
     arguments: str
+    place: int | None = None
+    is_open: bool = False
 
 
 @frozen(kw_only=True)
@@ -128,7 +139,8 @@ class ModelReply:
 
     Attributes:
         id: of the turn, unique in the session.
-        content: text without reasoning and calls; empty when there is none.
+        content: text without reasoning and calls, and without white space that is alone between calls; empty when there
+            is none.
         reasoning: text of the reasoning; empty when there is none.
         tool_calls: with ids that are unique in the session.
         finish: reason for the end of the turn.

@@ -8,6 +8,7 @@ from session_scenarios import ADD, make_call, user
 
 from turnwise import FinishReason, GenerateResult, Registry, Resources
 from turnwise_chat_templates.template import ChatTemplate
+from turnwise_gateway.session.texts import build_calls
 from turnwise_gateway.session.turns import TurnReader
 from turnwise_hermes_parser import register_tool_parsers as register_hermes
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
@@ -41,6 +42,10 @@ def parser_of(name):
     return entry.factory(entry.config(), Resources(chat=CHAT))
 
 
+def name_call(index, _call):
+    return f"c{index}"
+
+
 def result_of(ids, stop):
     return GenerateResult(
         token_ids=np.array(ids, np.int32),
@@ -56,7 +61,8 @@ def parts_of(reader, call, ids, cuts):
     parts, start = [], 0
     for end in (*sorted(cuts), len(ids)):
         draft.text.add(ids[start:end])
-        parts.append(draft.read())
+        texts, calls = draft.read()
+        parts.append((texts.reasoning, texts.content, build_calls(calls, texts.places, name_call)))
         start = max(start, end)
     return parts
 
@@ -78,10 +84,21 @@ def test_streamed_is_whole(name, data):
     call = make_call(user("Add."), stop=("END",) if stop else (), tools=data.draw(st.sampled_from([(), (ADD,)])))
 
     parts = parts_of(reader, call, ids, data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
-    read = reader.read(result_of(ids, stop if stop and stop in text else None), call, str)
+    read = reader.read(result_of(ids, stop if stop and stop in text else None), call, name_call)
 
-    for before, after in zip(parts, [*parts[1:], (read.reasoning, read.content)], strict=True):
-        assert [True, True] == [text.startswith(known) for text, known in zip(after, before, strict=True)]
+    whole = (read.reasoning, read.content, read.tool_calls)
+    for before, after in zip(parts, [*parts[1:], whole], strict=True):
+        assert [True, True] == [text.startswith(known) for text, known in zip(after[:2], before[:2], strict=True)]
+        assert_continue(before[2], after[2])
+
+
+def assert_continue(before, after):
+    """Check that the calls of a stream begin its next ones."""
+    assert len(before) <= len(after)
+    for earlier, later in zip(before, after, strict=False):
+        assert (earlier.id, earlier.name, earlier.place) == (later.id, later.name, later.place)
+        assert later.arguments.startswith(earlier.arguments)
+        assert earlier.is_open or earlier == later
 
 
 def test_plain_text_comes_at_once():
@@ -90,7 +107,7 @@ def test_plain_text_comes_at_once():
     text = "Grüße, 世界"
     ids = CHAT.tokenizer.encode(text)
 
-    contents = [content for _, content in parts_of(reader, make_call(user("Hi.")), ids, range(len(ids)))]
+    contents = [content for _, content, _ in parts_of(reader, make_call(user("Hi.")), ids, range(len(ids)))]
 
     assert [text[:size] for size in range(len(text) + 1)] == list(dict.fromkeys(contents))
 
@@ -103,8 +120,8 @@ def test_reasoning_comes_at_once_and_calls_at_the_end():
 
     parts = dict.fromkeys(parts_of(reader, make_call(user("Hi.")), ids, range(len(ids))))
 
-    assert ("I add", "") in parts
-    assert ("I add.", "So: ") == list(parts)[-1]
+    assert ("I add", "", ()) in parts
+    assert ("I add.", "So: ", ()) == list(parts)[-1]
 
 
 @pytest.mark.parametrize("options", [{"parser": ProbeParser(CHAT)}, {"split": lambda text: ("", text)}])

@@ -18,7 +18,7 @@ def test_a_client_gets_the_reason(reason):
     ids = CHAT.tokenizer.encode("Hello")
     result = GenerateResult(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=reason)
 
-    read = TurnReader(chat=CHAT).read(result, make_call(user("Hi.")), lambda _calls: ())
+    read = TurnReader(chat=CHAT).read(result, make_call(user("Hi.")), lambda _index, _call: "")
 
     told = [each.finishes[read.finish] for each in DIALECTS]
     cut = [each.finishes["length"] for each in DIALECTS]

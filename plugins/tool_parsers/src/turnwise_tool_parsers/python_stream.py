@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
 from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
-from turnwise_tool_formats.turn import dump_json
+from turnwise_tool_formats.turn import Turn, dump_json
 from turnwise_tool_parsers.python_values import read_python_call, read_python_text, read_python_value
 
 _HEAD: Final = re.compile(r"\s*+([^\W\d][\w.\-]*+)\s*+\(")
@@ -44,7 +45,12 @@ def follow_python_call(follower: Follower, at: int) -> Waiting[tuple[FollowedCal
         keys.add(key[1])
         inside = yield from _follow_value(follower, call, key.end())
     call.held = "}"
-    follower.check(lambda turn: turn.build(*turn.read_value(read_python_call, at)[0], ""))
+
+    def read(turn: Turn) -> ToolCall:
+        (name, arguments), _stop = turn.read_value(read_python_call, at)
+        return turn.build(name, arguments, "")
+
+    follower.check(read)
     return call, inside
 
 

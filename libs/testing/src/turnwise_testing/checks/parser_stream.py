@@ -66,9 +66,7 @@ def _expect_continues(before: TurnSoFar, now: TurnSoFar, place: str) -> None:
 
 
 def _with_late_id(call: CallSoFar, later: CallSoFar) -> CallSoFar:
-    return CallSoFar(
-        name=call.name, arguments=call.arguments, is_complete=True, id=call.id, late_id=later.late_id
-    )
+    return CallSoFar(name=call.name, arguments=call.arguments, is_complete=True, id=call.id, late_id=later.late_id)
 
 
 def _expect_parsed(whole: TurnSoFar, text: str, calls: Sequence[ToolCall]) -> None:
@@ -79,8 +77,10 @@ def _expect_parsed(whole: TurnSoFar, text: str, calls: Sequence[ToolCall]) -> No
             expect_equal((call.name, call.late_id or call.id), (parsed.name, parsed.id), "name and id of a call")
             expect_equal(json.loads(call.arguments), dict(parsed.arguments), "the arguments of a call")
         elif call.arguments:
-            expect(not _is_object(call.arguments) or not call.arguments.startswith("{") or call.arguments == parsed.raw,
-                   f"a malformed call has the arguments {call.arguments!r}")
+            expect(
+                not _is_object(call.arguments) or not call.arguments.startswith("{") or call.arguments == parsed.raw,
+                f"a malformed call has the arguments {call.arguments!r}",
+            )
 
 
 def _is_object(text: str) -> bool:

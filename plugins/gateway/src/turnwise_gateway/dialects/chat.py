@@ -14,7 +14,7 @@ from turnwise_gateway.dialects.answers import check_answers, find_answered_call,
 from turnwise_gateway.dialects.constraints import ChoiceForms, read_format, read_parallel
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_openai_error
-from turnwise_gateway.dialects.exchange import Exchange, Received, list_logprobs, list_texts, write_event
+from turnwise_gateway.dialects.exchange import Exchange, Received, Step, list_logprobs, list_parts, write_event
 from turnwise_gateway.dialects.field_tables import CHAT_FIELDS
 from turnwise_gateway.dialects.fields import (
     Fields,
@@ -59,12 +59,8 @@ class ChatExchange(Exchange):
 
     def write_events(self, reply: ModelReply) -> bytes:
         head = self._head(reply, "chat.completion.chunk")
-        has_content, logprobs = not _has_null_content(reply), self._logprobs(reply)
-        events = self._write_texts(reply, has_content=has_content, logprobs=logprobs, is_whole=True)
-        for index, call in enumerate(reply.tool_calls):
-            opening = {"index": index} | _write_call(call, "")
-            events.append(_chunk(head, {"tool_calls": [opening]}))
-            events.append(_chunk(head, {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}))
+        has_content = not _has_null_content(reply)
+        events = self._write_parts(reply, has_content=has_content, logprobs=self._logprobs(reply), is_whole=True)
         if reply.provenance:
             head = head | {"turnwise": dict(reply.provenance)}
         events.append(_chunk(head, {}, CHAT.finishes[reply.finish]))
@@ -73,24 +69,27 @@ class ChatExchange(Exchange):
         return b"".join(events) + b"data: [DONE]\n\n"
 
     def write_part(self, reply: ModelReply) -> bytes:
-        return b"".join(self._write_texts(reply, has_content=bool(reply.content), is_whole=False))
+        return b"".join(self._write_parts(reply, has_content=bool(reply.content), is_whole=False))
 
-    def _write_texts(
+    def _write_parts(
         self, reply: ModelReply, *, has_content: bool, logprobs: JsonDict | None = None, is_whole: bool
     ) -> list[bytes]:
-        """Return the chunks of the role and the texts; `has_content` is whether the content is a text, not null."""
+        """Return the chunks of the role and the parts; `has_content` is whether the content is a text, not null."""
         head, events = self._head(reply, "chat.completion.chunk"), []
         if not self._is_open:
             self._is_open, self._said_content = True, has_content
             events.append(_chunk(head, {"role": "assistant", "content": "" if has_content else None}))
-        texts = list_texts(reply)
-        for step in self._sent.steps(texts, is_whole=is_whole):
-            is_content = texts[step.index][0] == "content"
-            values = logprobs if is_content else None
+        numbers = {call.id: number for number, call in enumerate(reply.tool_calls)}
+        for step in self._sent.steps(list_parts(reply), is_whole=is_whole):
+            if (call := step.part.call) is not None:
+                events += _write_call_step(head, numbers[call.id], call, step)
+                continue
+            is_content = step.part.kind == "content"
+            values, logprobs = (logprobs, None) if is_content else (None, logprobs)
             if step.delta or values:
                 delta: JsonDict = {"content" if is_content else "reasoning_content": step.delta} if step.delta else {}
                 events.append(_chunk(head, delta, logprobs=values))
-        if logprobs and not reply.content:
+        if logprobs:
             events.append(_chunk(head, {}, logprobs=logprobs))
         if has_content and not reply.content and not self._said_content:
             self._said_content = True
@@ -113,6 +112,16 @@ class ChatExchange(Exchange):
 def _chunk(head: JsonDict, delta: JsonDict, finish: str | None = None, logprobs: JsonDict | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
     return write_event(head | {"choices": [choice]})
+
+
+def _write_call_step(head: JsonDict, number: int, call: CallOfTool, step: Step) -> list[bytes]:
+    """Return the chunks of a piece of a call."""
+    events = []
+    if step.is_first:
+        events.append(_chunk(head, {"tool_calls": [{"index": number} | _write_call(call, "")]}))
+    if step.delta or (step.is_first and step.is_last):
+        events.append(_chunk(head, {"tool_calls": [{"index": number, "function": {"arguments": step.delta}}]}))
+    return events
 
 
 def _has_null_content(reply: ModelReply) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from attrs import define, evolve, field, frozen
 
 from turnwise import Message
 from turnwise.types import JsonDict
-from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.dialects.fields import Fields
 from turnwise_gateway.dialects.request_body import Mark, RequestBody
 from turnwise_gateway.dialects.response_store import ResponseStore
@@ -120,18 +120,41 @@ class Received:
 
 
 @frozen
-class Step:
+class ReplyPart:
     """
-    The next part of a text of a reply.
+    A part of a reply: its reasoning, a text of its content, or the arguments of a call.
 
     Attributes:
-        index: of the text in its reply.
-        is_first: nothing of the text was sent before.
+        kind: of the part.
+        text: of the part.
+        call: whose arguments the text is; None for another kind.
+    """
+
+    kind: Literal["reasoning", "content", "call"]
+    text: str
+    call: CallOfTool | None = None
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """What stays the same while the text grows."""
+        return (self.kind,) if self.call is None else (self.kind, self.call.id, self.call.name)
+
+
+@frozen
+class Step:
+    """
+    The next piece of a part of a reply.
+
+    Attributes:
+        index: of the part in its reply.
+        part: as far as it has come.
+        is_first: nothing of the part was sent before.
         delta: its characters that were not sent before.
-        is_last: the text is whole.
+        is_last: the part is whole.
     """
 
     index: int
+    part: ReplyPart
     is_first: bool
     delta: str
     is_last: bool
@@ -139,34 +162,35 @@ class Step:
 
 @define
 class Sent:
-    """The texts of a reply that a stream has sent, one after the other; the last one may grow."""
+    """The parts of a reply that a stream has sent, one after the other; the last one may grow."""
 
-    _texts: list[tuple[str, str]] = field(factory=list)
+    _parts: list[tuple[tuple[str, ...], str]] = field(factory=list)
     _num_whole: int = 0
 
-    def steps(self, texts: Sequence[tuple[str, str]], *, is_whole: bool) -> Iterator[Step]:
+    def steps(self, parts: Sequence[ReplyPart], *, is_whole: bool) -> Iterator[Step]:
         """
-        Return the next parts of a reply, and take them as sent.
+        Return the next pieces of a reply, and take them as sent.
 
         Args:
-            texts: kind and text of each, such as the reasoning and the content.
-            is_whole: the last text is whole.
+            parts: of the reply so far.
+            is_whole: the last part is whole.
 
         Raises:
             ValueError: the reply does not begin with all that was sent.
         """
-        for index, (kind, text) in enumerate(texts):
-            is_first = index == len(self._texts)
-            known = (kind, "") if is_first else self._texts[index]
+        for index, part in enumerate(parts):
+            is_first = index == len(self._parts)
+            name, sent = (part.name, "") if is_first else self._parts[index]
             is_over = index < self._num_whole
-            if known[0] != kind or not text.startswith(known[1]) or (is_over and text != known[1]):
-                raise ValueError(f"the {kind} of the reply is not the one that was sent")
-            self._texts[index:] = [(kind, text), *self._texts[index + 1 :]]
+            if name != part.name or not part.text.startswith(sent) or (is_over and part.text != sent):
+                raise ValueError(f"the {part.kind} of the reply is not the one that was sent")
+            self._parts[index : index + 1] = [(name, part.text)]
             if not is_over:
-                is_last = is_whole or index + 1 < len(texts)
+                has_ended = part.call is not None and not part.call.is_open
+                is_last = is_whole or index + 1 < len(parts) or has_ended
                 self._num_whole += is_last
-                yield Step(index, is_first, text[len(known[1]) :], is_last)
-        if len(texts) < len(self._texts):
+                yield Step(index, part, is_first, part.text[len(sent) :], is_last)
+        if len(parts) < len(self._parts):
             raise ValueError("the reply lacks a text that was sent")
 
 
@@ -214,10 +238,16 @@ def write_event(data: Mapping[str, object], name: str | None = None) -> bytes:
     return head + b"data: " + write_json(data) + b"\n\n"
 
 
-def list_texts(reply: ModelReply) -> list[tuple[str, str]]:
-    """Return the kind and the text of the reasoning and of the content, unless they are empty."""
-    texts = (("reasoning", reply.reasoning), ("content", reply.content))
-    return [(kind, text) for kind, text in texts if text]
+def list_parts(reply: ModelReply) -> list[ReplyPart]:
+    """Return the parts of a reply in order; a call stands at its place in the content, and no text is empty."""
+    parts = [ReplyPart("reasoning", reply.reasoning)]
+    start = 0
+    for call in reply.tool_calls:
+        place = len(reply.content) if call.place is None else call.place
+        parts += [ReplyPart("content", reply.content[start:place]), ReplyPart("call", call.arguments, call)]
+        start = max(start, place)
+    parts.append(ReplyPart("content", reply.content[start:]))
+    return [part for part in parts if part.text or part.call]
 
 
 def list_logprobs(reply: ModelReply) -> list[JsonDict]:

@@ -11,7 +11,6 @@ from attrs import define, field
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
 from turnwise_gateway.calls import (
-    CallOfTool,
     CallRefusedError,
     Constraint,
     ModelCall,
@@ -21,7 +20,7 @@ from turnwise_gateway.calls import (
 from turnwise_gateway.dialects.constraints import ChoiceForms, read_format
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_messages_error
-from turnwise_gateway.dialects.exchange import Exchange, Received, list_texts, write_event
+from turnwise_gateway.dialects.exchange import Exchange, Received, ReplyPart, Step, list_parts, write_event
 from turnwise_gateway.dialects.field_tables import MESSAGES_FIELDS
 from turnwise_gateway.dialects.fields import (
     Fields,
@@ -32,7 +31,7 @@ from turnwise_gateway.dialects.fields import (
     refuse,
     refuse_unsupported,
 )
-from turnwise_strict_json import read_arguments
+from turnwise_gateway.dialects.malformed_input import find_malformed, write_input, write_input_delta
 
 _TEXT_PARTS: Final = {"text": "text"}
 _CHOICES: Final = ChoiceForms(
@@ -42,8 +41,6 @@ _OF_CLIENTS: Final = ("bash_", "computer_", "memory_", "text_editor_")
 """Types of tools that the client runs and whose schemas the vendor's models have learned."""
 _BILLING: Final = "x-anthropic-billing-header:"
 """Lines of the system prompt that begin so are for Anthropic's accounting; their values change between calls."""
-_MALFORMED: Final = "INVALID_JSON"
-"""Key that this API's documentation recommends for arguments that are no JSON, since `input` must be an object."""
 
 
 @define
@@ -53,17 +50,11 @@ class MessagesExchange(Exchange):
     _provenance: JsonDict | None = field(default=None, init=False)
 
     def write_reply(self, reply: ModelReply) -> JsonDict:
-        head = self._head(reply) | {"content": [_write_block(block) for block in _blocks(reply)]}
+        head = self._head(reply) | {"content": [_write_block(reply, part) for part in list_parts(reply)]}
         return head | _write_stop(reply) | {"usage": _write_usage(reply, reply.usage.completion_tokens)}
 
     def write_events(self, reply: ModelReply) -> bytes:
-        events = [*self._write_texts(reply, is_whole=True)]
-        for index, call in enumerate(reply.tool_calls, len(list_texts(reply))):
-            empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": json.dumps(_write_input(call.arguments))}
-            events.append(_event("content_block_start", index=index, content_block=empty))
-            events.append(_event("content_block_delta", index=index, delta=delta))
-            events.append(_event("content_block_stop", index=index))
+        events = [*self._write_parts(reply, is_whole=True)]
         usage = _write_usage(reply, reply.usage.completion_tokens)
         provenance = {} if self._provenance == reply.provenance else {"turnwise": dict(reply.provenance)}
         events.append(_event("message_delta", delta=_write_stop(reply), usage=usage, **provenance))
@@ -71,26 +62,20 @@ class MessagesExchange(Exchange):
         return b"".join(events)
 
     def write_part(self, reply: ModelReply) -> bytes:
-        return b"".join(self._write_texts(reply, is_whole=False))
+        return b"".join(self._write_parts(reply, is_whole=False))
 
-    def _write_texts(self, reply: ModelReply, *, is_whole: bool) -> Iterator[bytes]:
+    def _write_parts(self, reply: ModelReply, *, is_whole: bool) -> Iterator[bytes]:
         if self._provenance is None:
             # Of the provenance, the weight version is not known before the end of the turn.
             self._provenance = dict(reply.provenance)
             opened = self._head(reply) | {"content": [], "stop_reason": None, "stop_sequence": None}
             yield _event("message_start", message=opened | {"usage": _write_usage(reply, 0)})
-        texts = list_texts(reply)
-        for step in self._sent.steps(texts, is_whole=is_whole):
-            kind = "text" if texts[step.index][0] == "content" else "thinking"
+        for step in self._sent.steps(list_parts(reply), is_whole=is_whole):
             if step.is_first:
-                empty = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
-                yield _event("content_block_start", index=step.index, content_block=empty)
-            if step.delta:
-                yield _event("content_block_delta", index=step.index, delta={"type": f"{kind}_delta", kind: step.delta})
+                yield _event("content_block_start", index=step.index, content_block=_write_empty_block(step.part))
+            for delta in _write_deltas(step, reply.signature):
+                yield _event("content_block_delta", index=step.index, delta=delta)
             if step.is_last:
-                if kind == "thinking":
-                    delta = {"type": "signature_delta", "signature": reply.signature}
-                    yield _event("content_block_delta", index=step.index, delta=delta)
                 yield _event("content_block_stop", index=step.index)
 
     def write_heartbeat(self) -> bytes:
@@ -109,32 +94,40 @@ def _event(name: str, **values: object) -> bytes:
     return write_event({"type": name, **values}, name)
 
 
-def _blocks(reply: ModelReply) -> list[JsonDict | CallOfTool]:
-    blocks: list[JsonDict | CallOfTool] = []
-    if reply.reasoning:
-        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": reply.signature})
-    if reply.content:
-        blocks.append({"type": "text", "text": reply.content})
-    return [*blocks, *reply.tool_calls]
+def _write_block(reply: ModelReply, part: ReplyPart) -> JsonDict:
+    if part.call is not None:
+        return _write_empty_block(part) | {"input": write_input(part.text)}
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": part.text, "signature": reply.signature}
+    return {"type": "text", "text": part.text}
 
 
-def _write_block(block: JsonDict | CallOfTool) -> JsonDict:
-    if isinstance(block, CallOfTool):
-        return {"type": "tool_use", "id": block.id, "name": block.name, "input": _write_input(block.arguments)}
-    return block
+def _write_empty_block(part: ReplyPart) -> JsonDict:
+    if part.call is not None:
+        return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
 
 
-def _write_input(arguments: str) -> JsonDict:
-    values = read_arguments(arguments)
-    return {_MALFORMED: arguments} if values is None else values
+def _write_deltas(step: Step, signature: str) -> Iterator[JsonDict]:
+    """Return the deltas of a piece of a block."""
+    if step.part.kind == "call":
+        text = write_input_delta(step.part.text, step.delta) if step.is_last else step.delta
+        if text:
+            yield {"type": "input_json_delta", "partial_json": text}
+        return
+    kind = "thinking" if step.part.kind == "reasoning" else "text"
+    if step.delta:
+        yield {"type": f"{kind}_delta", kind: step.delta}
+    if step.is_last and kind == "thinking":
+        yield {"type": "signature_delta", "signature": signature}
 
 
 def _read_input(block: Fields) -> str:
-    values = block.object("input") or Fields({})
-    malformed = values.value(_MALFORMED)
-    if isinstance(malformed, str) and len(values.values) == 1:
-        return malformed
-    return json.dumps(values.values, ensure_ascii=False)
+    values = (block.object("input") or Fields({})).values
+    malformed = find_malformed(values)
+    return json.dumps(values, ensure_ascii=False) if malformed is None else malformed
 
 
 def _write_stop(reply: ModelReply) -> JsonDict:

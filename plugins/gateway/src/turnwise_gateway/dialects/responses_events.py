@@ -11,7 +11,7 @@ from attrs import define, field
 
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, Finish, ModelReply, Usage
 from turnwise_gateway.dialects.errors import code_of
-from turnwise_gateway.dialects.exchange import Exchange, Step, list_logprobs, write_event
+from turnwise_gateway.dialects.exchange import Exchange, ReplyPart, Step, list_logprobs, list_parts, write_event
 
 _Item = dict[str, Any]
 
@@ -53,17 +53,14 @@ class ResponsesExchange(Exchange):
 
     def write_events(self, reply: ModelReply) -> bytes:
         response = self.write_reply(reply)
-        events = [self._open(), *self._write_texts(response["output"], is_whole=True)]
-        for index, item in enumerate(response["output"]):
-            if item["type"] == "function_call":
-                events += self._write_call_events(index, item)
+        events = [self._open(), *self._write_parts(reply, response["output"], is_whole=True)]
         events.append(self._event(f"response.{response['status']}", response=response))
         return b"".join(events)
 
     def write_part(self, reply: ModelReply) -> bytes:
         items = self._items(reply)
-        events = [self._open(), *self._write_texts(items, is_whole=False)]
-        self._written = [*items[:-1], items[-1] | {"status": "in_progress"}]
+        events = [self._open(), *self._write_parts(reply, items, is_whole=False)]
+        self._written = [*items[:-1], _begin(items[-1])]
         return b"".join(events)
 
     def write_heartbeat(self) -> bytes:
@@ -109,17 +106,34 @@ class ResponsesExchange(Exchange):
             "usage": None,
         }
 
+    def _parts(self, reply: ModelReply) -> list[ReplyPart]:
+        parts = list_parts(reply)
+        if self.call.logprobs and reply.token_texts and not reply.content:  # an item for them
+            parts.insert(bool(reply.reasoning), ReplyPart("content", ""))
+        return parts
+
     def _items(self, reply: ModelReply) -> list[_Item]:
+        parts = self._parts(reply)
+        texts = [index for index, part in enumerate(parts) if part.kind == "content"]
         items: list[_Item] = []
-        if reply.reasoning:
-            items.append(self._write_reasoning(reply))
-        logprobs = list_logprobs(reply) if self.call.logprobs else []  # none of a part of a reply
-        if reply.content or logprobs:
-            part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": logprobs}
-            message: _Item = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "content": [part]}
-            items.append(message | {"status": STATUSES[reply.finish]})
-        items += [self._write_call(call) for call in reply.tool_calls]
+        for index, part in enumerate(parts):
+            if part.call is not None:
+                items.append(self._write_call(part.call))
+            elif part.kind == "reasoning":
+                items.append(self._write_reasoning(reply))
+            else:
+                is_end = index == len(parts) - 1
+                number = texts.index(index)
+                items.append(self._write_text(reply, part, number, is_last=index == texts[-1], is_end=is_end))
         return items
+
+    def _write_text(self, reply: ModelReply, text: ReplyPart, number: int, *, is_last: bool, is_end: bool) -> _Item:
+        """Return a message; the last one has the log-probabilities, and one at the end the mark of a cut turn."""
+        logprobs = list_logprobs(reply) if self.call.logprobs and is_last else []  # none of a part of a reply
+        part = {"type": "output_text", "text": text.text, "annotations": [], "logprobs": logprobs}
+        name = f"msg_{reply.id}-{number}" if number else f"msg_{reply.id}"
+        item: _Item = {"type": "message", "id": name, "role": "assistant", "content": [part]}
+        return item | {"status": STATUSES[reply.finish] if is_end else "completed"}
 
     def _write_reasoning(self, reply: ModelReply) -> _Item:
         # A summary and not `content`, which Codex does not send back.
@@ -131,25 +145,28 @@ class ResponsesExchange(Exchange):
         return item
 
     def _write_call(self, call: CallOfTool) -> _Item:
-        item: _Item = {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id, "status": "completed"}
+        status = "in_progress" if call.is_open else "completed"
+        item: _Item = {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id, "status": status}
         item |= {"name": call.name, "arguments": call.arguments}
         if call.name in self.namespaces:
             item["namespace"], item["name"] = self.namespaces[call.name]
         return item
 
-    def _write_texts(self, items: list[_Item], *, is_whole: bool) -> Iterator[bytes]:
-        """Yield the events of the reasoning and of the message, as far as they have come."""
-        items = [item for item in items if item["type"] != "function_call"]
-        texts = [(item["type"], _text_of(item)) for item in items]
-        for step in self._sent.steps(texts, is_whole=is_whole):
+    def _write_parts(self, reply: ModelReply, items: list[_Item], *, is_whole: bool) -> Iterator[bytes]:
+        """Yield the events of the items, as far as they have come."""
+        writers = {
+            "message": self._write_message,
+            "reasoning": self._write_summary,
+            "function_call": self._write_call_step,
+        }
+        for step in self._sent.steps(self._parts(reply), is_whole=is_whole):
             item = items[step.index]
-            is_message = item["type"] == "message"
-            place = {"item_id": item["id"], "output_index": step.index, _PART_INDEX[item["type"]]: 0}
             if step.is_first:
-                added = {name: value for name, value in item.items() if name != "encrypted_content"}
-                added |= {"status": "in_progress", "content": []} if is_message else {"summary": []}
-                yield self._event("response.output_item.added", output_index=step.index, item=added)
-            yield from (self._write_message if is_message else self._write_summary)(place, item, step)
+                yield self._event("response.output_item.added", output_index=step.index, item=_empty(item))
+            place = {"item_id": item["id"], "output_index": step.index}
+            if item["type"] in _PART_INDEX:
+                place[_PART_INDEX[item["type"]]] = 0
+            yield from writers[item["type"]](place, item, step)
             if step.is_last:
                 yield self._event("response.output_item.done", output_index=step.index, item=item)
 
@@ -176,19 +193,26 @@ class ResponsesExchange(Exchange):
             yield self._event("response.reasoning_summary_text.done", **place, text=part["text"])
             yield self._event("response.reasoning_summary_part.done", **place, part=part)
 
-    def _write_call_events(self, index: int, item: _Item) -> Iterator[bytes]:
-        place, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
-        added = item | {"status": "in_progress", "arguments": ""}
-        yield self._event("response.output_item.added", output_index=index, item=added)
-        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
-        yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
-        yield self._event("response.output_item.done", output_index=index, item=item)
+    def _write_call_step(self, place: _Item, item: _Item, step: Step) -> Iterator[bytes]:
+        if step.delta or (step.is_first and step.is_last):
+            yield self._event("response.function_call_arguments.delta", **place, delta=step.delta)
+        if step.is_last:
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", **place, **said)
 
 
-def _text_of(item: _Item) -> str:
-    (part,) = item["content"] if item["type"] == "message" else item["summary"]
-    text: str = part["text"]
-    return text
+def _begin(item: _Item) -> _Item:
+    """Return the last item of a part of a reply; a call knows whether it has ended."""
+    return item if item["type"] == "function_call" else item | {"status": "in_progress"}
+
+
+def _empty(item: _Item) -> _Item:
+    """Return an item as it begins."""
+    if item["type"] == "function_call":
+        return item | {"status": "in_progress", "arguments": ""}
+    if item["type"] == "message":
+        return item | {"status": "in_progress", "content": []}
+    return {name: value for name, value in item.items() if name != "encrypted_content"} | {"summary": []}
 
 
 def _write_usage(usage: Usage) -> _Item:

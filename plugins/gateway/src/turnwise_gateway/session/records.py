@@ -21,9 +21,9 @@ from turnwise.errors import BudgetExhausted, PromptTooLongError, TemplateError
 from turnwise.record.trajectory import Mark
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
+from turnwise_gateway.session.call_ids import CallIds
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.rendering import Rendering
-from turnwise_gateway.session.turns import CallIds
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import ReadCalls, Split, is_plain, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationNode, ConversationTree, Match, last_turn

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from turnwise import GenerateResult
-from turnwise_gateway.calls import ModelReply, Usage
+from turnwise_gateway.calls import CallOfTool, ModelReply, Usage
 from turnwise_gateway.session.turns import ReadTurn
 
 
@@ -29,12 +29,13 @@ class ReplyHead:
     num_prompt_tokens: int
     provenance: Mapping[str, Any]
 
-    def part(self, reasoning: str, content: str) -> ModelReply:
+    def part(self, reasoning: str, content: str, calls: tuple[CallOfTool, ...] = ()) -> ModelReply:
         """Return the reply of a turn that is being sampled."""
         return ModelReply(
             id=self.id,
             content=content,
             reasoning=reasoning,
+            tool_calls=calls,
             usage=Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=0),
             token_ids=np.empty(0, np.int32),
             logprobs=np.empty(0, np.float32),

@@ -9,6 +9,7 @@ from attrs import define, field
 from turnwise import Episode, GenerateResult
 from turnwise.errors import BudgetExhausted
 from turnwise_gateway.calls import CallRefusedError, ModelCall
+from turnwise_gateway.session.call_ids import NameCall
 from turnwise_gateway.session.drafts import stream_reply
 from turnwise_gateway.session.records import OpenRecord
 from turnwise_gateway.session.replies import ReplyHead
@@ -25,16 +26,16 @@ class TurnSampler:
         episode: of the session.
         seed: of the run.
         reader: reads a turn while it is sampled, for streams.
+        on_cut: called with the part of a turn that an engine returns when the sampling is cancelled.
     """
 
     episode: Episode
     seed: int
     reader: TurnReader
+    on_cut: Callable[[GenerateResult], object]
     _seeds: TurnSeeds = field(factory=TurnSeeds, init=False)
 
-    async def sample(
-        self, call: ModelCall, record: OpenRecord, head: ReplyHead, on_cut: Callable[[GenerateResult], object]
-    ) -> GenerateResult:
+    async def sample(self, call: ModelCall, record: OpenRecord, head: ReplyHead, name_call: NameCall) -> GenerateResult:
         """
         Return the next turn of a record, which does not have it yet; it keeps to the grammar, if there is one.
 
@@ -42,7 +43,7 @@ class TurnSampler:
             call: with the messages that the record has.
             record: to continue.
             head: of the reply.
-            on_cut: called with the part of the turn that an engine returns when the sampling is cancelled.
+            name_call: returns the ids of the turn's calls.
 
         Raises:
             CallRefusedError: not one token fits.
@@ -58,16 +59,18 @@ class TurnSampler:
                 record=trajectory,
                 max_tokens=call.max_tokens,
                 stop=call.stop,
-                on_tokens=self._listener(call, head),
-                on_cut=on_cut,
+                on_tokens=self._listener(call, head, name_call),
+                on_cut=self.on_cut,
                 grammar=call.grammar,
             )
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error
 
-    def _listener(self, call: ModelCall, head: ReplyHead) -> Callable[[Sequence[int]], None] | None:
+    def _listener(
+        self, call: ModelCall, head: ReplyHead, name_call: NameCall
+    ) -> Callable[[Sequence[int]], None] | None:
         """Return the listener of the engine's request, for a stream that can be read while it is sampled."""
         if call.partial_reply is None:
             return None
         draft = self.reader.draft(call, (*call.stop, *self.episode.sampling.stop))
-        return None if draft is None else stream_reply(call.partial_reply, draft, head.part)
+        return None if draft is None else stream_reply(call.partial_reply, draft, name_call, head.part)

@@ -15,6 +15,7 @@ from turnwise.errors import EpisodeEnd
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall
 from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.session.call_ids import CallIds, TurnCallIds
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_gateway.session.field_counter import FieldCounter
@@ -29,7 +30,7 @@ from turnwise_gateway.session.replies import ReplyHead
 from turnwise_gateway.session.requests import check_request, check_stop, constrain
 from turnwise_gateway.session.sampler import TurnSampler
 from turnwise_gateway.session.tool_calls import ToolRunner
-from turnwise_gateway.session.turns import CallIds, TurnReader
+from turnwise_gateway.session.turns import TurnReader
 from turnwise_gateway.session.written_calls import find_call_reader
 from turnwise_gateway.tree.messages import split_think
 from turnwise_gateway.tree.places import ConversationNode, Match
@@ -103,7 +104,7 @@ class Session:
             chat=parts.chat, parser=parts.parser, split=parts.split, settle=parts.settle, keeps_malformed=keeps
         )
         self._fields = FieldCounter(constrains=parts.grammars is not None)
-        self._sampler = TurnSampler(self.episode, parts.seed, self._reader)
+        self._sampler = TurnSampler(self.episode, parts.seed, self._reader, self._left.count_part)
 
     @property
     def has_turn(self) -> bool:
@@ -313,12 +314,13 @@ class Session:
         self._num_turns += 1
         provenance = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance)
+        ids = self._begin_ids(record, asked)
         try:
-            result = await self._sampler.sample(call, record, head, self._left.count_part)
+            result = await self._sampler.sample(call, record, head, ids.name_call)
             await self._left.wait_for_request(shared, result)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
-            shared.finish(self._keep(call, record, result, head, asked))
+            shared.finish(self._keep(call, record, result, head, asked, ids))
         except asyncio.CancelledError:
             self._count("left_calls")
             raise
@@ -331,7 +333,13 @@ class Session:
             self.fail(error)
             shared.fail(CallRefusedError("engine", f"the engine failed: {error}"))
         finally:
+            if record.turn is None or record.turn.call is not asked:
+                ids.release()
             self._end_sampling(call, record, shared)
+
+    def _begin_ids(self, record: OpenRecord, asked: ModelCall) -> TurnCallIds:
+        name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
+        return self._ids.begin_turn(asked.messages, record_name=name, turn=record.num_turns + 1)
 
     def _end_sampling(self, call: ModelCall, record: OpenRecord, shared: SharedCall) -> None:
         """Free the record of a call whose sampling has ended, and refuse the requests that still wait for a turn."""
@@ -342,12 +350,16 @@ class Session:
         self.changed.set()
 
     def _keep(
-        self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead, asked: ModelCall
+        self,
+        call: ModelCall,
+        record: OpenRecord,
+        result: GenerateResult,
+        head: ReplyHead,
+        asked: ModelCall,
+        ids: TurnCallIds,
     ) -> SampledTurn:
         """Return a sampled turn, which the tree knows from now on: its echo may come before its delivery is known."""
-        name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
-        assign = partial(self._ids.assign, messages=asked.messages, record_name=name, turn=record.num_turns + 1)
-        read = self._reader.read(result, call, assign)
+        read = self._reader.read(result, call, ids.name_call)
         stops = call.stop if read.stop is None else (*call.stop, read.stop)
         place = self.book.tree(call.model).add_turn(record.last_node, read.message, stops)
         for tool_call in read.tool_calls:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from attrs import define, field, frozen
+from attrs import evolve, frozen
 
-from turnwise import Chat, GenerateResult, Message, ToolCall, ToolParser
-from turnwise.messages import UNNAMED_CALL, format_arguments
-from turnwise.naming import candidate_ids, ids_of_calls, sampled_id
+from turnwise import Chat, GenerateResult, Message, ToolParser
+from turnwise.messages import format_arguments
 from turnwise.task_tools import parse_turn
-from turnwise.types import TokenArray
+from turnwise.types import CallSoFar, TokenArray, TurnSoFar
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
-from turnwise_gateway.session.drafts import GrowingText, Settle, TurnDraft, find_settling_parser
+from turnwise_gateway.session.call_ids import NameCall
+from turnwise_gateway.session.drafts import (
+    GrowingText,
+    Settle,
+    TurnDraft,
+    find_stream,
+    find_streaming_parser,
+)
+from turnwise_gateway.session.texts import arrange, build_calls
 from turnwise_gateway.tree.messages import Split
 
 
@@ -52,67 +59,6 @@ class ReadTurn:
         return message
 
 
-@define(eq=False)
-class CallIds:
-    """
-    Ids of tool calls, the same in every run: as the model sampled them, or new and unique in a session.
-
-    A client finds the result of a call by its id. So an id that the model writes twice in a conversation is replaced
-    for the client, and `sampled` brings it back for the prompt.
-
-    Attributes:
-        chat: the chat template.
-        sampled: the id that the model wrote, by the id that the client has instead.
-    """
-
-    chat: Chat
-    sampled: dict[str, str] = field(factory=dict, init=False)
-    _used: set[str] = field(factory=set, init=False)
-
-    def assign(
-        self, calls: Sequence[ToolCall], messages: Sequence[Message], *, record_name: str, turn: int
-    ) -> list[str]:
-        """
-        Return the ids of the calls of a turn.
-
-        Args:
-            calls: in order.
-            messages: of the conversation, as the client sent them.
-            record_name: of the record, independent of the order of calls; empty for the record of the task itself.
-            turn: number of the turn in its record, from 1.
-        """
-        before = list(ids_of_calls(messages))
-        known = set(before)
-        assigned: list[str] = []
-        for index, call in enumerate(calls):
-            call_id = written = sampled_id(call, self.chat)
-            if call_id is None or call_id in known:
-                number = len(before) + index
-                candidates = candidate_ids(
-                    call.name, self.chat, turn=turn, index=index, number=number, place=record_name
-                )
-                taken = {*known, *self._used, *(each.id for each in calls)}
-                call_id = next(name for name in candidates if name not in taken)
-                if written is not None:
-                    self.sampled[call_id] = written
-            known.add(call_id)
-            self._used.add(call_id)
-            assigned.append(call_id)
-        return assigned
-
-    def restore(self, message: Message) -> Message:
-        """Return a message of a client with the ids that the model wrote."""
-        if message["role"] == "tool" and (written := self.sampled.get(message.get("tool_call_id", ""))):
-            return {**message, "tool_call_id": written}
-        calls = message.get("tool_calls") or ()
-        if any(call.get("id") in self.sampled for call in calls):
-            return {
-                **message,
-                "tool_calls": [{**call, "id": self.sampled.get(call.get("id"), call.get("id"))} for call in calls],
-            }
-        return message
-
-
 @frozen(kw_only=True)
 class TurnReader:
     """
@@ -132,31 +78,30 @@ class TurnReader:
     settle: Settle | None = None
     keeps_malformed: bool = False
 
-    def read(
-        self, result: GenerateResult, call: ModelCall, assign_ids: Callable[[Sequence[ToolCall]], Sequence[str]]
-    ) -> ReadTurn:
-        """Return the text and the calls of a turn; `assign_ids` gives the ids of its calls."""
-        text, calls = self._parse(result.token_ids, call)
-        reasoning, content = ("", text) if self.split is None else self.split(text)
+    def read(self, result: GenerateResult, call: ModelCall, name_call: NameCall) -> ReadTurn:
+        """Return the text and the calls of a turn; `name_call` gives the ids of its calls."""
+        turn = self._parse(result.token_ids, call)
         stop = result.stop_reason if isinstance(result.stop_reason, str) else None
-        if stop is not None and stop in content:
-            content = content[: content.rindex(stop)]  # the last token may reach beyond the stop string
+        texts = arrange(turn.texts, self.split, stop)
+        calls = [evolve(each, is_open=False) for each in build_calls(turn.calls, texts.places, name_call)]
         finish: Finish = "length" if result.finish_reason.is_cut else "stop"
         return ReadTurn(
-            content=content,
-            reasoning=reasoning,
-            tool_calls=tuple(map(_openai_call, calls, assign_ids(calls))),
+            content=texts.content,
+            reasoning=texts.reasoning,
+            tool_calls=tuple(calls),
             finish="tool_calls" if calls and finish == "stop" else finish,
             stop=stop,
-            num_reasoning_tokens=self._count_reasoning(result.token_ids, reasoning),
+            num_reasoning_tokens=self._count_reasoning(result.token_ids, texts.reasoning),
         )
 
     def draft(self, call: ModelCall, stops: Sequence[str]) -> TurnDraft | None:
         """Return a reader of a turn that is being sampled; None if a parser does not report the decided part."""
-        parser = find_settling_parser(self.parser) if self._parses(call) else None
-        if (parser is None and self._parses(call)) or (self.split is not None and self.settle is None):
+        stream = find_stream(self.parser if self._parses(call) else None, call.tools)
+        if stream is None or (self.split is not None and self.settle is None):
             return None
-        return TurnDraft(GrowingText(self.chat), parser, self.settle, stops)
+        # Log-probabilities are those of the whole turn, and dialects have a place for them in its content only.
+        shows_calls = self.keeps_malformed and not call.logprobs
+        return TurnDraft(GrowingText(self.chat), stream, self.split, self.settle, stops, shows_calls)
 
     def token_texts(self, token_ids: TokenArray) -> tuple[str, ...]:
         """Return the text of each id."""
@@ -165,13 +110,23 @@ class TurnReader:
     def _parses(self, call: ModelCall) -> bool:
         return self.parser is not None and bool(call.tools) and call.tool_choice != "none"
 
-    def _parse(self, token_ids: TokenArray, call: ModelCall) -> tuple[str, Sequence[ToolCall]]:
-        """Return the text and the calls of a turn; a turn with a malformed call may be all text, as in other APIs."""
+    def _parse(self, token_ids: TokenArray, call: ModelCall) -> TurnSoFar:
+        """Return the texts and the calls of a turn; one with a malformed call may be all text, as in other APIs."""
         if self.parser is not None and self._parses(call):
-            text, calls = parse_turn(self.parser, token_ids, call.tools)
-            if self.keeps_malformed or not any(each.error for each in calls):
-                return text, calls
-        return self.chat.text(token_ids), ()
+            turn = self._read_calls(self.parser, token_ids, call)
+            if self.keeps_malformed or all(each.is_complete for each in turn.calls):
+                return turn
+        return TurnSoFar(texts=(self.chat.text(token_ids),))
+
+    def _read_calls(self, parser: ToolParser, token_ids: TokenArray, call: ModelCall) -> TurnSoFar:
+        if (streaming := find_streaming_parser(parser)) is not None:
+            return streaming.follow(call.tools).read(self.chat.text(token_ids), is_whole=True)
+        text, calls = parse_turn(parser, token_ids, call.tools)
+        found = (
+            CallSoFar(name=each.name, arguments=format_arguments(each), is_complete=not each.error, id=each.id)
+            for each in calls
+        )
+        return TurnSoFar(texts=(text, *[""] * len(calls)), calls=tuple(found))
 
     def _count_reasoning(self, token_ids: TokenArray, reasoning: str) -> int:
         if not reasoning:
@@ -179,7 +134,3 @@ class TurnReader:
         decode = self.chat.tokenizer.decode
         end = decode(token_ids).find(reasoning) + len(reasoning)
         return bisect_left(range(len(token_ids)), end, key=lambda num_tokens: len(decode(token_ids[:num_tokens])))
-
-
-def _openai_call(call: ToolCall, call_id: str) -> CallOfTool:
-    return CallOfTool(id=call_id, name=call.name or UNNAMED_CALL, arguments=format_arguments(call))

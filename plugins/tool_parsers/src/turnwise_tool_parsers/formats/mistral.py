@@ -52,7 +52,7 @@ class Mistral(Grammar):
     def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
         start = yield from follower.skip_space(opening.end())
         if follower.text[start] in "[{":
-            return (yield from follow_json_calls(follower, start, self.argument_keys))
+            return (yield from follow_json_calls(follower, start, self.argument_keys, waits_for_id=True))
         while True:
             stop = yield from self._follow_named(follower, start)
             joined = yield from follower.joins(_NEXT, stop)

@@ -74,7 +74,9 @@ class Qwen3Coder(WrittenGrammar):
         return [call], max(turn.skip(_CALL_CLOSE, stop), stop)
 
     def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
-        function = yield from follower.match(_FUNCTION, opening.end() if opening.group() == _CALL_OPEN else opening.start())
+        function = yield from follower.match(
+            _FUNCTION, opening.end() if opening.group() == _CALL_OPEN else opening.start()
+        )
         call = follower.begin(function[1], function.end())
         stop = yield from _ARGUMENTS.follow(follower, call, function.end())
         follower.check(lambda turn: first_call(self.read(turn, opening)))

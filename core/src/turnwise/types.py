@@ -151,7 +151,8 @@ class GenerateRequest:
         sampling: with `max_tokens` and `stop_token_ids` filled in.
         group_id: the task's `uid`; requests of one group share a prompt prefix.
         layout: places of the paths of a forked record, for an engine with `layouts`; None is plain text.
-        on_tokens: an engine may call it on the event loop with ids as it samples them; the result has all of them.
+        on_tokens: an engine may call it on the event loop with ids as it samples them; the result begins with them,
+            unless the replica dies on which they were sampled.
         grammar: of the turn, for an engine with `grammars`.
     """
 

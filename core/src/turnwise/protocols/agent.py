@@ -213,7 +213,7 @@ class Episode(Protocol):
             max_tokens: as in `generate`.
             stop_token_ids: as in `generate`.
             stop: more strings that end this turn; they need an engine with the capability `stop_strings`.
-            on_tokens: as in `GenerateRequest`; an engine in another process never calls it.
+            on_tokens: as in `GenerateRequest`.
             on_cut: called with what the engine has sampled when this call is cancelled. The cancellation waits for it,
                 at most two `abort_grace_s`. Not called at the end of the episode, if the engine fails or does not
                 return in time, or without its capability `abort`.

@@ -100,9 +100,9 @@ def follow_string(follower: Follower, at: int, note: Note = lambda _stop: None) 
         if follower.text[at : at + 1] == '"':
             note(at + 1)
             return at + 1
+        note(at)
         if at < len(follower.text) and not _CUT_ESCAPE.match(follower.text, at):
             raise MalformedError("a string has a character that must be escaped, or an escape that is none")
-        note(at)
         yield
 
 

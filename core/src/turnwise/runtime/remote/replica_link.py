@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
@@ -12,7 +12,7 @@ from turnwise.routing import episode_of
 from turnwise.runtime.remote.coalescing import Coalescer
 from turnwise.runtime.remote.contexts import ProvedPrefix, SentContext
 from turnwise.runtime.remote.wire import ToReplica, pack_requests
-from turnwise.types import GenerateRequest, GenerateResult
+from turnwise.types import GenerateRequest, GenerateResult, TokenArray
 
 Send = Callable[[ToReplica], None]
 UNAVAILABLE = ReplicaLoad(available=False)
@@ -29,6 +29,8 @@ class PendingRequest:
         alone: whether its replica runs nothing else now.
         aborted: its result may be incomplete, and is wanted soon.
         waiting: the wait for a replica, while no replica has the request.
+        num_heard: ids that the listener of the request has heard.
+        is_deaf: its listener hears no more: another replica may sample other ids than it has heard.
     """
 
     request: GenerateRequest
@@ -38,12 +40,20 @@ class PendingRequest:
     alone: bool = False
     aborted: bool = False
     waiting: asyncio.Timeout | None = None
+    num_heard: int = 0
+    is_deaf: bool = False
     result: asyncio.Future[GenerateResult] = field(init=False)
 
     @property
     def is_suspect(self) -> bool:
         """Whether it must run alone."""
         return self.deaths >= self.max_deaths
+
+    def hear(self, token_ids: TokenArray) -> None:
+        """Let the listener hear the next ids of a replica."""
+        if self.request.on_tokens is not None and not self.is_deaf:
+            self.num_heard += len(token_ids)
+            self.request.on_tokens(token_ids.tolist())
 
 
 @define(eq=False)
@@ -96,6 +106,7 @@ class ReplicaLink:
         """Return the replica's result, or raise the error that `pending.result` gets."""
         request = pending.request
         pending.alone, pending.result = False, asyncio.get_running_loop().create_future()
+        pending.is_deaf = pending.num_heard > 0
         self.pending[request.request_id] = pending
         self.num_tokens += len(request.token_ids)
         self.post(pending)
@@ -128,6 +139,12 @@ class ReplicaLink:
         """Let the replica end a request without a waiting task."""
         self.cancelled.append(request_id)
         self._messages.schedule()
+
+    def hear(self, heard: Iterable[tuple[str, TokenArray]]) -> None:
+        """Let the listeners of requests hear the next ids."""
+        for request_id, token_ids in heard:
+            if pending := self.pending.get(request_id):
+                pending.hear(token_ids)
 
     def note_result(self, pending: PendingRequest, result: GenerateResult) -> None:
         """Note the sampled tokens, which the replica has appended to its context: the next request can omit them."""
@@ -165,6 +182,7 @@ class ReplicaLink:
             released=self._released,
             suspects=[each.request.request_id for each in sent if each.is_suspect],
             confirmed=self.confirmed,
+            streamed=[each.request.request_id for each in sent if each.request.on_tokens and not each.is_deaf],
         )
         self._outbox, self.aborted, self.cancelled, self._released, self.confirmed = [], [], [], [], []
         self.num_sent_tokens += len(message.token_ids)

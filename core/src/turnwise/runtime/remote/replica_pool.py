@@ -211,6 +211,7 @@ class ReplicaPool:
         link = self._links[index]
         link.reported = message.load
         self._emit_queued(index, message.num_queued)
+        link.hear(message.heard)
         for request_id, result in unpack_results(message, index):
             # A message of a dead predecessor meets a new link without its requests, and is dropped here.
             if pending := link.pending.get(request_id):

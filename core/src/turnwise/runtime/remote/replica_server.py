@@ -10,7 +10,7 @@ Workers are told apart by the numbers of their channels: a worker that restarts,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import count
 
@@ -46,6 +46,7 @@ class _Client:
     Attributes:
         contexts: by trajectory id.
         results: these and the following replies will be in the next message.
+        heard: ids that requests have sampled since the last message.
     """
 
     post: Post
@@ -54,6 +55,7 @@ class _Client:
     unknown: list[str] = field(factory=list)
     failed: list[tuple[str, str, str]] = field(factory=list)
     granted: list[str] = field(factory=list)
+    heard: dict[str, list[int]] = field(factory=dict)
     num_queued: int = 0
     barrier: str = ""
     messages: Coalescer = field(init=False)
@@ -143,7 +145,8 @@ class ReplicaServer:
         for trajectory_id in message.released:
             self._client(worker).contexts.pop(trajectory_id, None)
         for request in unpack_requests(message):
-            self._admit(worker, request, group, suspect=request.request_id in message.suspects)
+            suspect, streamed = (request.request_id in ids for ids in (message.suspects, message.streamed))
+            self._admit(worker, request, group, suspect=suspect, streamed=streamed)
         for request_id in message.confirmed:
             asked, confirmed = self._unconfirmed.get(request_id, (worker, None))
             if asked == worker and confirmed and not confirmed.done():
@@ -154,7 +157,9 @@ class ReplicaServer:
         for request_id in message.cancelled:
             _cancel(self._running.get(request_id, ()), worker)
 
-    def _admit(self, worker: int, request: UnpackedRequest, group: asyncio.TaskGroup, *, suspect: bool) -> None:
+    def _admit(
+        self, worker: int, request: UnpackedRequest, group: asyncio.TaskGroup, *, suspect: bool, streamed: bool
+    ) -> None:
         if (context := self._find_context(worker, request)) is None:
             # The worker sends the request again with all tokens.
             self._client(worker).unknown.append(request.request_id)
@@ -168,6 +173,7 @@ class ReplicaServer:
             sampling=request.sampling,
             layout=request.layout,
             grammar=request.grammar,
+            on_tokens=partial(self._note_tokens, worker, request.request_id) if streamed else None,
         )
         attempt = _Attempt(worker, full, context)
         attempts = self._running.setdefault(request.request_id, [])
@@ -176,6 +182,11 @@ class ReplicaServer:
         attempts.append(attempt)
         attempt.task = group.create_task(serving)
         attempt.task.add_done_callback(partial(self._end, attempt))
+
+    def _note_tokens(self, worker: int, request_id: str, token_ids: Sequence[int]) -> None:
+        if client := self._clients.get(worker):
+            client.heard.setdefault(request_id, []).extend(token_ids)
+            client.messages.schedule()
 
     def _find_context(self, worker: int, request: UnpackedRequest) -> Context | None:
         """Return the context of a request, or None if its prefix is not held here."""
@@ -288,12 +299,13 @@ class ReplicaServer:
             unknown=client.unknown,
             failed=client.failed,
             granted=client.granted,
+            heard=client.heard.items(),
             num_queued=client.num_queued,
             barrier=client.barrier,
             load=self.load,
         )
         client.results, client.unknown, client.failed, client.granted = [], [], [], []
-        client.num_queued, client.barrier = 0, ""
+        client.num_queued, client.barrier, client.heard = 0, "", {}
         self.bytes_out += message.num_bytes
         client.post(message)
 

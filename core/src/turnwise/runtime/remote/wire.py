@@ -48,6 +48,7 @@ class ToReplica:
         released: ids of trajectories that have ended.
         suspects: ids of requests that must run alone, because several replicas died with them.
         confirmed: ids of suspects that the replica may start now or whose results have arrived, and of barriers.
+        streamed: ids of requests whose tokens the worker wants while they are sampled.
     """
 
     request_ids: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class ToReplica:
     released: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
     confirmed: tuple[str, ...] = ()
+    streamed: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -152,6 +154,7 @@ class ToWorker:
         num_queued: requests that had to wait for the engine since the last message.
         barrier: an id that the worker confirms when it has handled the message; empty for none.
         load: of the replica after this message.
+        heard: (request id, (k,) ids) of requests that are being sampled: the ids since the last message.
     """
 
     request_ids: tuple[str, ...] = ()
@@ -168,17 +171,20 @@ class ToWorker:
     num_queued: int = 0
     barrier: str = ""
     load: ReplicaLoad = field(factory=ReplicaLoad)
+    heard: tuple[tuple[str, TokenArray], ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the token columns."""
-        return self.token_ids.nbytes + self.logprobs.nbytes + self.num_new.nbytes
+        heard = sum(ids.nbytes for _request_id, ids in self.heard)
+        return self.token_ids.nbytes + self.logprobs.nbytes + self.num_new.nbytes + heard
 
 
 def pack_results(
     results: Sequence[tuple[str, GenerateResult]],
     *,
     failed: Iterable[tuple[str, str, str]] = (),
+    heard: Iterable[tuple[str, Sequence[int]]] = (),
     num_queued: int = 0,
     barrier: str = "",
     load: ReplicaLoad,
@@ -196,6 +202,7 @@ def pack_results(
         versions=tuple(result.weight_version for result in found),
         num_cached=tuple(result.num_cached_tokens for result in found),
         failed=tuple(failed),
+        heard=tuple((request_id, np.array(ids, np.int32)) for request_id, ids in heard),
         num_queued=num_queued,
         barrier=barrier,
         load=load,

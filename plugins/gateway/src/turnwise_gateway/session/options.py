@@ -39,9 +39,10 @@ class SessionOptions:
             reasoning; `template` renders what the client sends, and opens a new record when that differs.
         mid_system: system messages after the first message: `user` gives them the role of the user, `keep` leaves them
             to the chat template, `refuse` refuses the call.
-        malformed_calls: a turn with a tool call that cannot be read: `text` gives the agent the turn as its text, which
-            ends most agents; `call` gives it a call whose arguments are the sampled text, so that the agent tells the
-            model about the error as about any wrong arguments.
+        malformed_calls: a turn with a tool call that cannot be read: `call` gives the agent a call whose arguments are
+            the sampled text, so that the agent tells the model about the error as about any wrong arguments, and
+            streams have arguments while they are sampled; `text` gives it the turn as its text, which ends most agents,
+            and streams have calls at the end of their turn.
         structured_output: a request for a JSON reply, for one named tool or for some of the tools: `refuse` refuses the
             call; `wish` serves it like a request for any reply, so the agent must check the reply; `constrain` keeps
             the sampling to a grammar of the form, with an engine that has grammars, and the turn is not trained.
@@ -60,7 +61,7 @@ class SessionOptions:
     mid_system: Literal["user", "keep", "refuse"] = field(
         default="user", validator=validators.in_(("user", "keep", "refuse"))
     )
-    malformed_calls: Literal["text", "call"] = field(default="text", validator=validators.in_(("text", "call")))
+    malformed_calls: Literal["text", "call"] = field(default="call", validator=validators.in_(("text", "call")))
     structured_output: Literal["refuse", "wish", "constrain"] = field(
         default="refuse", validator=validators.in_(("refuse", "wish", "constrain"))
     )

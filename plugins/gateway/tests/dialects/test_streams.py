@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from turnwise_gateway.calls import CallOfTool, Usage
 from turnwise_gateway.dialects import find_dialect, read_exchange
+from turnwise_gateway.dialects.exchange import list_parts
+from turnwise_strict_json import read_arguments
 
 TEXTS = st.text(max_size=30) | st.sampled_from(
     ["\r\n\r\ndata: [DONE]\n\n", "\u2028: ping", "</think>", " \n", "\x00é\U0001f600"]
@@ -35,10 +37,14 @@ def replies(draw, make_reply):
     calls = tuple(
         CallOfTool(id=f"call{number}", name=draw(NAMES), arguments=text) for number, text in enumerate(arguments)
     )
+    content = draw(TEXTS)
+    places = sorted(draw(st.lists(st.integers(0, len(content)), min_size=len(calls), max_size=len(calls))))
+    if draw(st.booleans()):
+        calls = tuple(evolve(call, place=place) for call, place in zip(calls, places, strict=True))
     tokens = draw(st.lists(st.tuples(TEXTS, st.floats(-50, 0, width=32) | st.just(-math.inf)), min_size=1, max_size=5))
     return make_reply(
         id=draw(st.from_regex(r"[a-z0-9]{1,9}", fullmatch=True)),
-        content=draw(TEXTS),
+        content=content,
         reasoning=draw(TEXTS),
         tool_calls=calls,
         finish="tool_calls" if calls else draw(st.sampled_from(["stop", "length"])),
@@ -55,15 +61,32 @@ def replies(draw, make_reply):
 
 
 @st.composite
-def parts_of(draw, reply):
-    """A reply that grows: its reasoning first, and then its content."""
-    sizes = sorted(draw(st.lists(st.integers(0, len(reply.reasoning) + len(reply.content)), max_size=4)))
-    texts = [(reply.reasoning[:size], reply.content[: max(0, size - len(reply.reasoning))]) for size in sizes]
-    return [
-        evolve(reply, reasoning=reasoning, content=content, tool_calls=(), token_texts=())
-        for reasoning, content in texts
-        if reasoning or content
-    ]
+def parts_of(draw, reply, *, calls=True):
+    """A reply that grows, part after part; the arguments of a malformed call only as far as they are JSON."""
+    whole = list_parts(reply)
+    last = sum(len(part.text) + 1 for part in whole if calls or part.call is None)
+    sizes = sorted(draw(st.lists(st.integers(0, last), max_size=5)))
+    return [part for size in sizes if (part := cut_reply(reply, whole, size, calls=calls)) is not None]
+
+
+def cut_reply(reply, whole, size, *, calls):
+    """Return the start of a reply with this number of characters, where each call counts one more; None if empty."""
+    texts, found = {"reasoning": "", "content": ""}, []
+    for part in whole:
+        if size <= 0 or (part.call and not calls):
+            break
+        if part.call is None:
+            texts[part.kind] += part.text[:size]
+            size -= len(part.text)
+            continue
+        is_open = size <= len(part.text) or read_arguments(part.text) is None
+        most = size - 1 if read_arguments(part.text) is not None else min(size - 1, part.text.startswith("{"))
+        place = len(texts["content"])
+        found.append(evolve(part.call, arguments=part.text[:most], is_open=is_open, place=place))
+        size = 0 if is_open else size - 1 - len(part.text)
+    if not any((*texts.values(), found)):
+        return None
+    return evolve(reply, **texts, tool_calls=tuple(found), token_texts=())
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +159,11 @@ def test_messages(lasting_gateway, anthropic_client, make_reply, data):
 def test_responses(lasting_gateway, openai_client, make_reply, data):
     """Responses: the items of the last event, of the events before it, and of the deltas."""
     reply = data.draw(replies(make_reply))
-    parts = data.draw(parts_of(reply))
+    wants_logprobs = data.draw(st.booleans())
+    parts = data.draw(parts_of(reply, calls=not wants_logprobs))
     lasting_gateway.backend.script, lasting_gateway.backend.parts = lambda _call: reply, lambda _call: parts
-    request = {"model": "tiny", "input": "Hi.", "include": ["message.output_text.logprobs"]}
+    include = ["message.output_text.logprobs"] if wants_logprobs else []
+    request = {"model": "tiny", "input": "Hi.", "include": include}
 
     plain = openai_client.responses.create(**request).to_dict()
     with openai_client.responses.stream(**request) as stream:
@@ -153,9 +178,18 @@ def test_responses(lasting_gateway, openai_client, make_reply, data):
         last[key] for key in ("status", "usage", "incomplete_details")
     ]
     assert "".join(texts) == reply.content
-    assert [each.arguments for each in reply.tool_calls] == [
-        event.delta for event in events if event.type == "response.function_call_arguments.delta"
-    ]
+    arguments = {item["id"]: "" for item in done if item["type"] == "function_call"}
+    for event in events:
+        if event.type == "response.function_call_arguments.delta":
+            arguments[event.item_id] += event.delta
+    assert [each.arguments for each in reply.tool_calls] == list(arguments.values())
+    assert_one_after_the_other(events)
+
+
+def assert_one_after_the_other(events):
+    """Check that an item ends before the next one begins."""
+    kinds = [event.type for event in events if event.type.startswith("response.output_item.")]
+    assert kinds == ["response.output_item.added", "response.output_item.done"] * (len(kinds) // 2)
 
 
 @given(st.data())
@@ -175,11 +209,20 @@ def test_heartbeats_of_responses_are_events(make_reply, data):
     assert list(range(len(events))) == [event["sequence_number"] for event in events]
     sent = {}
     for event in events:
-        if event["type"] in ("response.output_text.delta", "response.reasoning_summary_text.delta"):
+        if event["type"].endswith(("text.delta", "arguments.delta")):
             sent[event["item_id"]] = sent.get(event["item_id"], "") + event["delta"]
         elif event["type"] == "response.in_progress":
-            texts = {item["id"]: item.get("content") or item["summary"] for item in event["response"]["output"]}
-            assert sent == {name: part["text"] for name, (part,) in texts.items()}
+            shown = {item["id"]: text_of(item) for item in event["response"]["output"]}
+            assert shown == {name: sent.get(name, "") for name in shown}
+            assert sent.keys() <= shown.keys()
+
+
+def text_of(item):
+    """Return the text of an item of Responses, or its arguments."""
+    if item["type"] == "function_call":
+        return item["arguments"]
+    (part,) = item.get("content") or item["summary"]
+    return part["text"]
 
 
 def unparsed(items):

@@ -54,8 +54,7 @@ TURNS = {
         ' two", "n": 1}<|tool_call_end|><|tool_calls_section_end|>',
     ),
     "gpt_oss": (
-        "I write. <|start|>assistant<|channel|>commentary to=functions.write <|constrain|>json<|message|>"
-        '{"text": "one',
+        'I write. <|start|>assistant<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "one',
         ' two", "n": 1}<|call|>',
     ),
     "granite": ('I write. <|tool_call|>[{"name": "write", "arguments": {"text": "one', ' two", "n": 1}}]'),

@@ -14,6 +14,7 @@ from turnwise_tool_parsers.python_values import read_python_call, read_python_te
 _HEAD: Final = re.compile(r"\s*+([^\W\d][\w.\-]*+)\s*+\(")
 _KEY: Final = re.compile(r"\s*+([^\W\d][\w.\-]*+)\s*+=")
 _SCALAR: Final = re.compile(r"[\w.+\-]++")
+_PLAIN: Final = {quote: re.compile(rf"[^\\{quote}]++") for quote in "\"'"}
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 _HEX: Final = "[0-9a-fA-F]"
 _ESCAPE: Final = re.compile(
@@ -103,7 +104,6 @@ def _follow_text(follower: Follower, at: int, call: FollowedCall | None = None) 
         yield
     if follower.text.startswith(quote * 3, at):
         quote *= 3
-    plain = re.compile(rf"[^\\{quote[0]}]++")
     at += len(quote)
     while not follower.text.startswith(quote, at):
         rest = follower.text[at : at + len(quote)]
@@ -117,7 +117,7 @@ def _follow_text(follower: Follower, at: int, call: FollowedCall | None = None) 
             found = yield from follower.match(_ESCAPE, at)
             text, at = read_python_text(found.group()), found.end()
         else:
-            inside = plain.match(follower.text, at)
+            inside = _PLAIN[quote[0]].match(follower.text, at)
             assert inside is not None, "another character comes next"
             text, at = inside.group(), inside.end()
         if call is not None:

@@ -18,13 +18,15 @@ from turnwise.messages import build_turn_message
 from turnwise.protocols import Chat, ToolParser
 from turnwise.types import ToolCall, ToolSchema, as_token_array
 from turnwise_testing.checks.check import register
-from turnwise_testing.checks.parser_turns import CONTENTS, ECHOES, Call, random_calls, schemas_of
+from turnwise_testing.checks.parser_stream import expect_stream, streaming_parser
+from turnwise_testing.checks.parser_turns import CONTENTS, ECHOES, Call, random_calls, random_cuts, schemas_of
 from turnwise_testing.probes.engine import expect, expect_equal
 
 Parsed = tuple[str, tuple[ToolCall, ...]]
 
 _NUM_TURNS = 60
 _NUM_CUT_TURNS = 8
+_NUM_STREAMED_TURNS = 6
 PLAIN_TEXTS = (
     "",
     "The answer is 42.",
@@ -201,6 +203,22 @@ def check_a_turn_may_be_cut_at_every_character(probe: ParserProbe) -> None:
             expect_equal(found, good[: len(found)], f"good calls in {text[:stop]!r}")
             decided = text[: settled(text[:stop])] if settled is not None else ""
             expect(whole.startswith(decided), f"settled({text[:stop]!r}) counts more than the content {whole!r} has")
+
+
+@_check
+def check_a_stream_of_a_turn_takes_nothing_back(probe: ParserProbe) -> str | None:
+    """The calls of a turn that is being sampled only grow, into those of the whole turn, wherever it is cut."""
+    if streaming_parser(probe.parser) is None:
+        return "the parser has no method `follow`"
+    for number, (own, content, calls) in enumerate(probe.random_turns(_NUM_STREAMED_TURNS)):
+        text, tools = own.write(content, calls), schemas_of(calls)
+        bad = own.malformed[number % len(own.malformed)] if own.malformed else ""
+        for turn in (text, text + bad, content + bad + text, text[: len(text) * (number % 7) // 7] + bad):
+            parser = streaming_parser(own.parser)
+            assert parser is not None, "parsers of one class stream, or none does"
+            for cuts in (range(len(turn) + 1), random_cuts(len(turn), number)):
+                expect_stream(parser, tools, turn, cuts, own.parse(turn))
+    return None
 
 
 @_check

@@ -76,6 +76,12 @@ def random_calls(seed: int, *, typed: bool, quoted: str = "") -> list[Call]:
     ]
 
 
+def random_cuts(num_chars: int, seed: int) -> list[int]:
+    """Return places in a text of so many characters, in order and the same for each seed."""
+    chosen = random.Random(seed)
+    return sorted(chosen.randint(0, num_chars) for _ in range(chosen.randint(0, 9)))
+
+
 def schemas_of(calls: list[Call]) -> list[ToolSchema]:
     """Return schemas of tools that take the arguments of these calls, and no other types."""
     return [

@@ -12,6 +12,7 @@ SMALL_RUNS = {
     "decode_speed.py": ("--requests", "1", "--tokens", "4", "--rounds", "1"),
     "gateway_callers.py": ("--programs", "2", "--sockets", "2"),
     "gateway_cost.py": ("--runs", "1", "--turns", "2"),
+    "gateway_streams.py": ("--token-ms", "1", "--arguments", "20"),
     "gateway_hostile.py": ("--only", "chat: 1 MiB of text"),
     "gateway_sessions.py": ("--idle", "4", "--at-once", "2", "--rounds", "1", "--rate", "500"),
     "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),

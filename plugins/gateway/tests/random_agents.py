@@ -9,6 +9,7 @@ from session_scenarios import as_message, make_call, results_of, user
 
 from turnwise.record.columns import Origin
 from turnwise_gateway.calls import CallRefusedError
+from turnwise_strict_json import read_arguments
 
 ACTIONS = (
     "continue",
@@ -109,7 +110,8 @@ class RandomAgent:
         if self.choices.random() < 0.3 and self._is_known_without_ends(message["content"]):
             message["content"] = message["content"].strip()
         for call in message.get("tool_calls", ()):
-            arguments = json.loads(call["function"]["arguments"])
+            if (arguments := read_arguments(call["function"]["arguments"])) is None:
+                continue  # a malformed call
             if self.choices.random() < 0.5:
                 call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1)
             elif self.choices.random() < 0.5:

@@ -215,7 +215,7 @@ def test_arguments_arrive_before_the_last_token(name, dialect):
         found.append(turn.reply)
 
     sessions = CallSessions((start + rest,), {"split": None}, chat, name)
-    sessions.run(converse, engine=make_engine, malformed_calls="call")
+    sessions.run(converse, engine=make_engine)
 
     (text, call_id, arguments), reply = found
     (call,) = reply.tool_calls

@@ -104,7 +104,7 @@ def test_a_call_that_ends_before_its_sampling_starts_is_refused():
 
 
 def test_a_malformed_call_is_text():
-    """A malformed call reaches the agent as text, and its echo continues the record."""
+    """With `malformed_calls: text` a malformed call is text for the agent, and its echo continues the record."""
 
     async def converse(session):
         reply = await ask(session, user("Question 0?"))
@@ -112,12 +112,12 @@ def test_a_malformed_call_is_text():
         assert 'Wait <tool_call>{"name": "add"' == reply.content
         await ask(session, user("Question 0?"), as_message(reply), user("Try again."))
 
-    assert 1 == len(run(converse, 'Wait <tool_call>{"name": "add"').records)
+    assert 1 == len(run(converse, 'Wait <tool_call>{"name": "add"', malformed_calls="text").records)
 
 
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 def test_a_malformed_call_may_be_a_call(dialect):
-    """With `malformed_calls: call` an agent gets a call that it cannot run, and its echo continues the record."""
+    """An agent gets a call that it cannot run, and its echo continues the record."""
 
     async def converse(session):
         reply = await ask(session, user("Question 0?"), dialect=dialect)
@@ -129,7 +129,7 @@ def test_a_malformed_call_may_be_a_call(dialect):
         again = await ask(session, user("Question 0?"), as_message(reply), *error, dialect=dialect)
         assert 1 == len(again.tool_calls)
 
-    done = run(converse, 'Wait <tool_call>{"name": "add"', malformed_calls="call")
+    done = run(converse, 'Wait <tool_call>{"name": "add"')
 
     assert [2] == [len(record.turns()) for record in done.records]
 

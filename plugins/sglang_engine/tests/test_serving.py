@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason
@@ -174,3 +175,42 @@ def test_seeds_need_deterministic_inference(serve, ask):
 
     assert (False, False) == serve(scenario)
     assert (True, True) == serve(scenario, engine_args={"enable_deterministic_inference": True})
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}])
+def test_a_listener_hears_ids_before_the_end(serve, ask, sampling):
+    """With each method of sampling; the turn, which never ends by itself, is aborted when it was heard."""
+
+    async def scenario(engine):
+        heard, has_heard = [], asyncio.Event()
+
+        def listen(token_ids):
+            heard.extend(token_ids)
+            if len(heard) >= 3:
+                has_heard.set()
+
+        request = evolve(ask(max_tokens=400, **sampling), on_tokens=listen)
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            task = group.create_task(engine.generate(request))
+            await has_heard.wait()
+            assert not task.done()
+            await engine.abort(request.request_id)
+        return heard, task.result()
+
+    heard, result = serve(scenario)
+
+    assert len(heard) >= 3
+    assert heard == result.token_ids.tolist()[: len(heard)]
+
+
+def test_a_listener_hears_on_behind_an_unnamed_end_of_turn(serve, ask):
+    """Each id once, although SGLang gets a second request."""
+    context, heard = context_before_eos(), []
+    expected = greedy_ids(context, 6)
+    request = evolve(ask(token_ids=context, max_tokens=6, stop_token_ids=(VOCAB_SIZE - 1,)), on_tokens=heard.extend)
+
+    result = serve(lambda engine: engine.generate(request))
+
+    assert expected == result.token_ids.tolist()
+    assert 3 < len(heard)
+    assert expected[: len(heard)] == heard

@@ -39,6 +39,7 @@ FIXED_ARGUMENTS = frozenset(
         "allow_auto_truncate",
         "custom_sigquit_handler",
         "dist_init_addr",
+        "incremental_streaming_output",
         "nnodes",
         "node_rank",
         "sampling_mask_max_tokens",

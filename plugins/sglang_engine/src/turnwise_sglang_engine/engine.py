@@ -15,8 +15,6 @@ from functools import cached_property, partial
 from itertools import count
 from typing import Any, ClassVar, Literal
 
-from attrs import define, field
-
 from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
@@ -39,6 +37,7 @@ from turnwise_sglang_engine.frames import Frame
 from turnwise_sglang_engine.nodes import Nodes, find_nodes
 from turnwise_sglang_engine.process import COMMAND, ServerProcess
 from turnwise_sglang_engine.requests import (
+    PendingCall,
     check_request,
     empty_result,
     parse_result,
@@ -49,22 +48,6 @@ from turnwise_sglang_engine.staging import StagedWeights, stage
 
 _ABORT_S = 10.0
 """Seconds that SGLang may take to return the tokens of aborted requests."""
-
-
-@define(eq=False)
-class _Pending:
-    """A request or a control call in flight, and the future of its reply."""
-
-    handle: int
-    reply: asyncio.Future[Frame]
-    request: GenerateRequest | None = field(default=None)
-
-    def fail(self, error: Exception) -> None:
-        """Raise the error in the waiting task."""
-        if not self.reply.done():
-            self.reply.set_exception(error)
-            # Marks the error as retrieved: if the waiter was cancelled too, asyncio would log it.
-            self.reply.exception()
 
 
 class SglangEngine:
@@ -89,8 +72,8 @@ class SglangEngine:
         self._ready = self._stopping = False
         self._died = self._torn = ""
         self._handles = count()
-        self._requests: dict[str, _Pending] = {}
-        self._calls: dict[int, _Pending] = {}
+        self._requests: dict[str, PendingCall] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._version = 0
         self.sleep_state = SleepState("the sglang engine")
         self._weights_lost = False
@@ -214,6 +197,7 @@ class SglangEngine:
             "id": pending.handle,
             "method": sampling_method(sampling, self._vocab_size),
             "options": sampling_options(sampling, max_tokens, self._vocab_size, seeds=self._seeds),
+            "stream": request.on_tokens is not None,
         }
         server.send(head, request.token_ids)
         try:
@@ -358,8 +342,8 @@ class SglangEngine:
             raise EngineError("sleep level 2 freed the weights of the sglang engine: call update_weights")
         return server
 
-    def _register(self, request: GenerateRequest | None = None) -> _Pending:
-        pending = _Pending(next(self._handles), asyncio.get_running_loop().create_future(), request)
+    def _register(self, request: GenerateRequest | None = None) -> PendingCall:
+        pending = PendingCall(next(self._handles), asyncio.get_running_loop().create_future(), request)
         self._calls[pending.handle] = pending
         return pending
 
@@ -380,7 +364,11 @@ class SglangEngine:
 
     def _received(self, frame: Frame) -> None:
         pending = self._calls.get(frame.head["id"])
-        if pending is not None and not pending.reply.done():
+        if pending is None or pending.reply.done():
+            return
+        if frame.head.get("is_part"):
+            pending.hear(frame)
+        else:
             pending.reply.set_result(frame)
 
     def _lost(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams
@@ -119,3 +121,24 @@ def _logprobs(frame: Frame, num_tokens: int) -> FloatArray:
     if len(frame.arrays) == 1:
         return np.zeros(num_tokens, np.float32)
     return clip_logprobs(frame.arrays[1])
+
+
+@define(eq=False)
+class PendingCall:
+    """A request or a control call in flight, and the future of its reply."""
+
+    handle: int
+    reply: asyncio.Future[Frame]
+    request: GenerateRequest | None = field(default=None)
+
+    def hear(self, frame: Frame) -> None:
+        """Tell the listener of the request the ids that have been sampled since the last call."""
+        if self.request is not None and self.request.on_tokens is not None:
+            self.request.on_tokens(frame.arrays[0].tolist())
+
+    def fail(self, error: Exception) -> None:
+        """Raise the error in the waiting task."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
+            # Marks the error as retrieved: if the waiter was cancelled too, asyncio would log it.
+            self.reply.exception()

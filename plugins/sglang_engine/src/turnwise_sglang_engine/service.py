@@ -47,6 +47,7 @@ class Turn:
         num_cached: context tokens found in the prefix cache.
         reason: finish reason; empty while the request continues.
         stop: stop id or stop string that ended it.
+        num_told: ids that the engine has heard.
     """
 
     head: dict[str, Any]
@@ -61,6 +62,7 @@ class Turn:
     num_cached: int = 0
     reason: str = ""
     stop: int | str | None = None
+    num_told: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -86,6 +88,15 @@ class Turn:
             for span in meta.get("weight_versions") or ()
         ]
         self._end(meta["finish_reason"])
+
+    def take_new(self, output: dict[str, Any]) -> list[int]:
+        """Return the ids of an unfinished output, which has all ids so far, that were not returned before."""
+        num_ids = len(output["output_ids"])
+        if self.head["method"] != GREEDY:
+            num_ids = min(num_ids, len(self._logprobs_in(output["meta_info"])))  # `add` drops the others
+        new: list[int] = output["output_ids"][self.num_told - len(self.ids) : num_ids]
+        self.num_told += len(new)
+        return new
 
     def _logprobs_in(self, meta: dict[str, Any]) -> list[float]:
         if self.head["method"] == PLAIN:
@@ -186,9 +197,13 @@ class Service:
                 rid=turn.rid,
                 return_logprob=turn.head["method"] == PLAIN,
                 return_sampling_mask=turn.head["method"] == FILTERED,
+                stream=turn.head["stream"],
             )
-            outputs = [output async for output in self.manager.generate_request(request, None)]
-            turn.add(outputs[-1])
+            output: dict[str, Any] = {}
+            async for output in self.manager.generate_request(request, None):
+                if turn.head["stream"] and (new := turn.take_new(output)):
+                    self.send({"id": turn.head["id"], "is_part": True}, np.array(new, np.int32))
+            turn.add(output)
 
     async def _abort(self, turn: Turn) -> None:
         # First the flag: a turn that waits at the gate checks it when it wakes up.

@@ -33,7 +33,9 @@ class Manager:
         try:
             await asyncio.sleep(STEP_S)  # the request is on its way to the scheduler
             state.dispatched = True
-            yield await self._run(request, state)
+            async for output in self._run(request, state):
+                if output["meta_info"]["finish_reason"] or request.stream:
+                    yield output
         finally:
             del self.rid_to_state[request.rid]
 
@@ -45,6 +47,17 @@ class Manager:
         # Truncated silently.
         wanted = min(options["max_new_tokens"], limit - 2 - len(context))
         ids, versions, logprobs = [], [], []
+
+        def output(finish):
+            meta = {"finish_reason": finish, "cached_tokens": cached, "weight_versions": spans(versions)}
+            if request.return_logprob:
+                meta["output_token_logprobs"] = [(value, each, None) for value, each in zip(logprobs, ids, strict=True)]
+            if request.return_sampling_mask:
+                if not 1 <= options["top_k"] <= self.arguments["sampling_mask_max_tokens"]:
+                    raise ValueError("return_sampling_mask requires a finite top_k")
+                meta["output_token_sampling_logprobs"] = [value / 2 for value in logprobs]
+            return {"output_ids": list(ids), "meta_info": meta}
+
         cached = self._cached(context)
         finish = {"type": "length", "length": wanted}
         while len(ids) < wanted:
@@ -59,15 +72,10 @@ class Manager:
             if not options["ignore_eos"] and (ids[-1] in options["stop_token_ids"] or ids[-1] == self.eos):
                 finish = {"type": "stop", "matched": ids[-1]}
                 break
+            if len(ids) < wanted:
+                yield output(None)
         self.seen.add(tuple(context))
-        meta = {"finish_reason": finish, "cached_tokens": cached, "weight_versions": spans(versions)}
-        if request.return_logprob:
-            meta["output_token_logprobs"] = [(value, each, None) for value, each in zip(logprobs, ids, strict=True)]
-        if request.return_sampling_mask:
-            if not 1 <= options["top_k"] <= self.arguments["sampling_mask_max_tokens"]:
-                raise ValueError("return_sampling_mask requires a finite top_k")
-            meta["output_token_sampling_logprobs"] = [value / 2 for value in logprobs]
-        return {"output_ids": ids, "meta_info": meta}
+        yield output(finish)
 
     async def _step(self, state):
         while not self.running.is_set() and not state.aborted:  # noqa: ASYNC110 - SGLang's scheduler polls too

@@ -1,4 +1,4 @@
-"""Messages in the OpenAI form: a turn of the model as one, with content and tool calls, and the ids of long ones."""
+"""Messages in the OpenAI form: a turn of the model as one, also while it is sampled, and the ids of long ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final
+
+from attrs import frozen
 
 from turnwise.threads import in_thread
 from turnwise.types import Message, TokenArray, ToolCall
@@ -21,6 +23,42 @@ LONG_CHARS: Final = 1 << 14
 """Characters from which `encode_beside_loop` uses a thread: templates and tokenizers take 5 to 10 ms for them."""
 _ONE_AT_A_TIME: Final = threading.Lock()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` with an option makes a new one at every call
+
+
+@frozen(kw_only=True)
+class CallSoFar:
+    """
+    A call of a turn that is being sampled.
+
+    Attributes:
+        name: of the tool; empty when a whole turn has a malformed call without one.
+        arguments: how the text of its arguments begins. That of a complete call is a JSON object, as the model wrote it
+            where the format has JSON; that of a malformed one is no JSON object, in most cases.
+        is_complete: the call has ended and has no mistake.
+        id: that the model wrote before the arguments; None if it wrote none there.
+        late_id: that the model wrote behind the arguments; known when the turn is whole.
+    """
+
+    name: str
+    arguments: str = ""
+    is_complete: bool = False
+    id: str | None = None
+    late_id: str | None = None
+
+
+@frozen(kw_only=True)
+class TurnSoFar:
+    """
+    The decided part of a turn that is being sampled.
+
+    Attributes:
+        texts: before the first call, between the calls and behind the last one: one more than there are calls. Only the
+            last text may grow.
+        calls: in order.
+    """
+
+    texts: tuple[str, ...]
+    calls: tuple[CallSoFar, ...] = ()
 
 
 def name_call(turn: int, index: int) -> str:

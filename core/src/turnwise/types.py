@@ -151,8 +151,7 @@ class GenerateRequest:
         sampling: with `max_tokens` and `stop_token_ids` filled in.
         group_id: the task's `uid`; requests of one group share a prompt prefix.
         layout: places of the paths of a forked record, for an engine with `layouts`; None is plain text.
-        on_tokens: an engine may call it on the event loop with ids as it samples them; the result begins with them,
-            unless the replica dies on which they were sampled.
+        on_tokens: an engine may call it on the event loop with ids as it samples them; the result has all of them.
         grammar: of the turn, for an engine with `grammars`.
     """
 
@@ -251,42 +250,6 @@ class ToolCall:
     error: str = ""
     raw: str = ""
     id: str | None = None
-
-
-@frozen(kw_only=True)
-class CallSoFar:
-    """
-    A call of a turn that is being sampled.
-
-    Attributes:
-        name: of the tool; empty when a whole turn has a malformed call without one.
-        arguments: how the text of its arguments begins. That of a complete call is a JSON object, as the model wrote it
-            where the format has JSON; that of a malformed one is no JSON object, in most cases.
-        is_complete: the call has ended and has no mistake.
-        id: that the model wrote before the arguments; None if it wrote none there.
-        late_id: that the model wrote behind the arguments; known when the turn is whole.
-    """
-
-    name: str
-    arguments: str = ""
-    is_complete: bool = False
-    id: str | None = None
-    late_id: str | None = None
-
-
-@frozen(kw_only=True)
-class TurnSoFar:
-    """
-    The decided part of a turn that is being sampled.
-
-    Attributes:
-        texts: before the first call, between the calls and behind the last one: one more than there are calls. Only the
-            last text may grow.
-        calls: in order.
-    """
-
-    texts: tuple[str, ...]
-    calls: tuple[CallSoFar, ...] = ()
 
 
 @frozen(kw_only=True)

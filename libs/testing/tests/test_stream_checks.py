@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from attrs import define, evolve
 
-from turnwise.messages import format_arguments
-from turnwise.types import CallSoFar, TurnSoFar
+from turnwise.messages import CallSoFar, TurnSoFar, format_arguments
 from turnwise_testing.checks.parser import PARSER_CHECKS, ParserProbe
 from turnwise_testing.probes.agent import ProbeParser, probe_chat
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from turnwise.messages import TurnSoFar
 from turnwise.types import (
     JsonObject,
     Message,
@@ -14,7 +15,6 @@ from turnwise.types import (
     ToolCall,
     ToolResult,
     ToolSchema,
-    TurnSoFar,
 )
 
 

@@ -13,21 +13,19 @@ import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import regex  # type: ignore[import-untyped]  # the package has no types
 from attrs import define, evolve, field
 
 from turnwise import ToolCall
-from turnwise.messages import format_arguments
-from turnwise.types import CallSoFar, TurnSoFar
+from turnwise.messages import CallSoFar, TurnSoFar, format_arguments
 from turnwise_strict_json import MalformedError, read_arguments
-
-if TYPE_CHECKING:
-    from turnwise_tool_formats.turn import Turn
 
 _SPACE: Final = re.compile(r"\s*+")
 T = TypeVar("T")
+Whole = TypeVar("Whole")
+"""The text of a turn for a reader of whole turns."""
 Waiting = Generator[None, None, T]
 """Yields where it needs more text."""
 
@@ -80,18 +78,18 @@ class Region:
     calls: Sequence[ToolCall]
 
 
-class FollowingParser(Protocol):
+class FollowingParser(Protocol[Whole]):
     """The part of a parser that a follower needs."""
 
-    def walk(self, follower: Follower) -> Waiting[None]:
+    def walk(self, follower: Follower[Whole]) -> Waiting[None]:
         """Follow a turn from its start."""
 
-    def find_regions(self, turn: Turn) -> list[Region]:
+    def find_regions(self, turn: Whole) -> list[Region]:
         """Return the calls of a whole turn."""
 
 
 @define(eq=False)
-class Follower:
+class Follower(Generic[Whole]):
     """
     The `turnwise.protocols.TurnStream` of a grammar.
 
@@ -104,8 +102,8 @@ class Follower:
         calls: so far.
     """
 
-    parser: FollowingParser
-    build_turn: Callable[[str], Turn]
+    parser: FollowingParser[Whole]
+    build_turn: Callable[[str], Whole]
     names: frozenset[str]
     text: str = field(default="", init=False)
     settled: int = field(default=0, init=False)
@@ -194,7 +192,7 @@ class Follower:
             raise MalformedError("another text comes next")
         return stop
 
-    def check(self, read: Callable[[Turn], ToolCall]) -> None:
+    def check(self, read: Callable[[Whole], ToolCall]) -> None:
         """Read a followed call as in a whole turn; `MalformedError` if it has a mistake."""
         if error := read(self.build_turn(self.text)).error:
             raise MalformedError(error)

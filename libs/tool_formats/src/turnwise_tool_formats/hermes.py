@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_json_call
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, join_lines
+from turnwise_tool_formats.turn import Found, Turn, TurnFollower, WrittenGrammar, dump_json, join_lines
 
 
 class Hermes(WrittenGrammar):
@@ -53,7 +53,7 @@ class Hermes(WrittenGrammar):
             return turn.refuse_to_next_tag(str(error), start, search_from)
         return [call], stop
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         call, stop = yield from follow_json_call(follower, opening.end(), self.argument_keys)
         stop = yield from follower.require_tag(self.closing[0], stop)
         call.complete()

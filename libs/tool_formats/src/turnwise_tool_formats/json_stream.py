@@ -10,8 +10,8 @@ from typing import Final
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
-from turnwise_tool_formats.turn import NEXT_JSON, with_id
+from turnwise_tool_formats.following import FollowedCall, Waiting
+from turnwise_tool_formats.turn import NEXT_JSON, TurnFollower, with_id
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 _IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+', re.ASCII)
@@ -23,7 +23,7 @@ Note = Callable[[int], object]
 """Gets the index up to which a value is valid so far; never that after its last bracket."""
 
 
-def skip_json_space(follower: Follower, at: int) -> Waiting[int]:
+def skip_json_space(follower: TurnFollower, at: int) -> Waiting[int]:
     """Return the index of the next character that is not white space in JSON."""
     while True:
         space = _SPACE.match(follower.text, at)
@@ -33,7 +33,7 @@ def skip_json_space(follower: Follower, at: int) -> Waiting[int]:
         yield
 
 
-def follow_json(follower: Follower, at: int, note: Note = lambda _stop: None) -> Waiting[int]:
+def follow_json(follower: TurnFollower, at: int, note: Note = lambda _stop: None) -> Waiting[int]:
     """Return the index after the JSON value at an index; `MalformedError` at its first mistake."""
     open_brackets: list[str] = []
     at = yield from skip_json_space(follower, at)
@@ -53,7 +53,7 @@ def follow_json(follower: Follower, at: int, note: Note = lambda _stop: None) ->
         at = yield from _follow_separator(follower, at, open_brackets[-1], note)
 
 
-def _follow_value_start(follower: Follower, at: int, open_brackets: list[str], note: Note) -> Waiting[int]:
+def _follow_value_start(follower: TurnFollower, at: int, open_brackets: list[str], note: Note) -> Waiting[int]:
     """Return the index after a scalar, or of the closing bracket of an empty object or array."""
     while True:
         char = follower.text[at]
@@ -70,7 +70,7 @@ def _follow_value_start(follower: Follower, at: int, open_brackets: list[str], n
             at = yield from _follow_key(follower, at, note)
 
 
-def _follow_separator(follower: Follower, at: int, bracket: str, note: Note) -> Waiting[int]:
+def _follow_separator(follower: TurnFollower, at: int, bracket: str, note: Note) -> Waiting[int]:
     """Return the index of the next value, which is behind a comma and perhaps a key."""
     if follower.text[at] != ",":
         raise MalformedError("expected ','")
@@ -79,7 +79,7 @@ def _follow_separator(follower: Follower, at: int, bracket: str, note: Note) -> 
     return (yield from _follow_key(follower, at, note)) if bracket == "{" else at
 
 
-def _follow_key(follower: Follower, at: int, note: Note) -> Waiting[int]:
+def _follow_key(follower: TurnFollower, at: int, note: Note) -> Waiting[int]:
     """Return the index of the value of a key."""
     at = yield from follow_string(follower, at, note)
     at = yield from skip_json_space(follower, at)
@@ -89,7 +89,7 @@ def _follow_key(follower: Follower, at: int, note: Note) -> Waiting[int]:
     return (yield from skip_json_space(follower, at + 1))
 
 
-def follow_string(follower: Follower, at: int, note: Note = lambda _stop: None) -> Waiting[int]:
+def follow_string(follower: TurnFollower, at: int, note: Note = lambda _stop: None) -> Waiting[int]:
     """Return the index after a string."""
     if follower.text[at] != '"':
         raise MalformedError("expected a string")
@@ -106,7 +106,7 @@ def follow_string(follower: Follower, at: int, note: Note = lambda _stop: None) 
         yield
 
 
-def _follow_scalar(follower: Follower, at: int) -> Waiting[int]:
+def _follow_scalar(follower: TurnFollower, at: int) -> Waiting[int]:
     while True:
         found = _SCALAR.match(follower.text, at)
         stop = found.end() if found else at
@@ -118,7 +118,7 @@ def _follow_scalar(follower: Follower, at: int) -> Waiting[int]:
     return stop
 
 
-def follow_arguments(follower: Follower, call: FollowedCall, at: int) -> Waiting[int]:
+def follow_arguments(follower: TurnFollower, call: FollowedCall, at: int) -> Waiting[int]:
     """Follow the JSON object that is the arguments of a call; return the index after it."""
     at = yield from skip_json_space(follower, at)
     if follower.text[at] != "{":
@@ -130,7 +130,7 @@ def follow_arguments(follower: Follower, call: FollowedCall, at: int) -> Waiting
 
 
 def follow_json_call(
-    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False, waits_for_id: bool = False
+    follower: TurnFollower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False, waits_for_id: bool = False
 ) -> Waiting[tuple[FollowedCall, int]]:
     """
     Follow a call that is a JSON object with a name and arguments, without completing it.
@@ -169,7 +169,7 @@ def follow_json_call(
     return call or _begin_late(follower, start, members, keys), at + 1
 
 
-def _follow_member_key(follower: Follower, at: int, *, is_first: bool) -> Waiting[tuple[str, int]]:
+def _follow_member_key(follower: TurnFollower, at: int, *, is_first: bool) -> Waiting[tuple[str, int]]:
     """Return the next key of an object and the index of its value; an empty key and the end of an empty object."""
     if not is_first and follower.text[at] != ",":
         raise MalformedError("expected ','")
@@ -184,7 +184,7 @@ def _follow_member_key(follower: Follower, at: int, *, is_first: bool) -> Waitin
     return key, (yield from skip_json_space(follower, at + 1))
 
 
-def _begin_late(follower: Follower, start: int, members: dict[str, str], keys: tuple[str, ...]) -> FollowedCall:
+def _begin_late(follower: TurnFollower, start: int, members: dict[str, str], keys: tuple[str, ...]) -> FollowedCall:
     """Begin a call whose name is not before its arguments, or whose arguments are missing or a string with JSON."""
     call = follower.begin(_load_text(members["name"]), start, read_id(members.get("id")))
     written = next((members[key] for key in keys if key in members), "{}")
@@ -205,7 +205,7 @@ def _load_text(written: str) -> str:
 
 
 def follow_json_calls(
-    follower: Follower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False, waits_for_id: bool = False
+    follower: TurnFollower, at: int, keys: tuple[str, ...], *, needs_arguments: bool = False, waits_for_id: bool = False
 ) -> Waiting[int]:
     """Follow and complete the calls that `read_json_calls` reads; return the index after them."""
     follow = partial(follow_json_call, follower, keys=keys, needs_arguments=needs_arguments, waits_for_id=waits_for_id)
@@ -223,7 +223,7 @@ def follow_json_calls(
 
 
 def follow_list(
-    follower: Follower, at: int, follow_item: Callable[[int], Waiting[tuple[FollowedCall, int]]]
+    follower: TurnFollower, at: int, follow_item: Callable[[int], Waiting[tuple[FollowedCall, int]]]
 ) -> Waiting[int]:
     """Follow and complete calls in square brackets, as `read_list` reads them; return the index after the last one."""
     while True:

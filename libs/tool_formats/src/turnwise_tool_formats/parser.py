@@ -23,7 +23,7 @@ from turnwise_tool_formats.config import LimitConfig, ParserConfig
 from turnwise_tool_formats.following import Follower, Region, Waiting
 from turnwise_tool_formats.prompts import opens_reasoning
 from turnwise_tool_formats.schema_values import ArgumentTypes
-from turnwise_tool_formats.turn import Grammar, Turn, WrittenGrammar
+from turnwise_tool_formats.turn import Grammar, Turn, TurnFollower, WrittenGrammar
 from turnwise_tool_formats.written import WrittenFormat
 
 _SPACE: Final = re.compile(r"\s*+")
@@ -145,7 +145,7 @@ class FormatParser:
         types = ArgumentTypes(tools)
         return Follower(self, partial(self._turn, types=types), types.names)
 
-    def walk(self, follower: Follower) -> Waiting[None]:
+    def walk(self, follower: TurnFollower) -> Waiting[None]:
         """Follow a turn from its start, call after call; `MalformedError` at the first mistake."""
         at, starts = 0, True
         if self.starts_in_reasoning:
@@ -163,7 +163,7 @@ class FormatParser:
             if stop is not None:
                 follower.end_region(stop)
 
-    def _wait_for_opening(self, follower: Follower, at: int, starts: bool) -> Waiting[re.Match[str]]:
+    def _wait_for_opening(self, follower: TurnFollower, at: int, starts: bool) -> Waiting[re.Match[str]]:
         if starts and self.grammar.bare and self._may_be_bare:
             while True:
                 space = _SPACE.match(follower.text, at)
@@ -181,7 +181,7 @@ class FormatParser:
             yield
         return opening
 
-    def _wait_after_reasoning(self, follower: Follower, at: int) -> Waiting[int]:
+    def _wait_after_reasoning(self, follower: TurnFollower, at: int) -> Waiting[int]:
         """Return the index after the reasoning that contains `at`; all of it is content."""
         while (close := follower.text.find(self._unthink, at)) < 0:
             follower.settled = len(follower.text)

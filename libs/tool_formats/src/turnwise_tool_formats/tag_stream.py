@@ -1,4 +1,4 @@
-"""Follows arguments that stand between tags, and writes them as JSON while they are sampled."""
+"""Follows arguments between tags, and writes them as JSON while they are sampled."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from attrs import frozen
 
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
-from turnwise_tool_formats.turn import dump_json
+from turnwise_tool_formats.following import FollowedCall, Waiting
+from turnwise_tool_formats.turn import TurnFollower, dump_json
 
 
 @frozen
@@ -30,7 +30,7 @@ class TaggedArguments:
     close: str
     trims: bool = False
 
-    def follow(self, follower: Follower, call: FollowedCall, at: int) -> Waiting[int]:
+    def follow(self, follower: TurnFollower, call: FollowedCall, at: int) -> Waiting[int]:
         """Follow the arguments of a call from an index; return the index after the tag that ends them."""
         call.add("{", at)
         keys: set[str] = set()
@@ -45,7 +45,7 @@ class TaggedArguments:
         call.held = "}"
         return stop
 
-    def _follow_value(self, follower: Follower, call: FollowedCall, name: str, start: int) -> Waiting[int]:
+    def _follow_value(self, follower: TurnFollower, call: FollowedCall, name: str, start: int) -> Waiting[int]:
         turn = follower.build_turn("")  # for the types of the arguments
         if turn.types.is_text(call.name, name):
             return (yield from self._follow_text(follower, call, start))
@@ -56,7 +56,7 @@ class TaggedArguments:
         call.add(turn.types.write_json(call.name, name, value, turn.max_depth), end.end())
         return end.end()
 
-    def _follow_text(self, follower: Follower, call: FollowedCall, start: int) -> Waiting[int]:
+    def _follow_text(self, follower: TurnFollower, call: FollowedCall, start: int) -> Waiting[int]:
         call.add('"', start)
 
         def note(stop: int) -> None:

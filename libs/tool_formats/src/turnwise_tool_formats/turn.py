@@ -12,18 +12,15 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
 
 from turnwise import ReasoningParser, ToolCall
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError, check_value, load_json, read_json
-from turnwise_tool_formats.following import is_text
+from turnwise_tool_formats.following import Follower, Waiting, is_text
 from turnwise_tool_formats.schema_values import ArgumentTypes
-
-if TYPE_CHECKING:
-    from turnwise_tool_formats.following import Follower, Waiting
 
 _KINDS: Final = {
     dict: "an object",
@@ -80,11 +77,11 @@ class Grammar(ABC):
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         """Read the calls after an opening; None when a bare start is no call."""
 
-    def wait_for_opening(self, follower: Follower, at: int) -> Waiting[re.Match[str]] | None:
+    def wait_for_opening(self, follower: TurnFollower, at: int) -> Waiting[re.Match[str]] | None:
         """Return the waiting for the opening that `find` finds at or after `at`; None: `opening` tells it."""
         return None
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         """
         Follow the calls that `read` reads, while they are sampled.
 
@@ -247,6 +244,9 @@ class Turn:
         return value
 
 
+TurnFollower = Follower[Turn]
+
+
 def with_id(call: ToolCall, call_id: object) -> ToolCall:
     """Return a call with the id that the model wrote, unless no client could read that as one."""
     if not isinstance(call_id, str) or not 0 < len(call_id) <= _MAX_ID_CHARS:
@@ -255,7 +255,7 @@ def with_id(call: ToolCall, call_id: object) -> ToolCall:
 
 
 def first_call(found: Found | None) -> ToolCall:
-    """Return the first call of those that a grammar has read."""
+    """Return the first call that a grammar has read."""
     return found[0][0] if found else ToolCall(error="Error: it is no call")
 
 

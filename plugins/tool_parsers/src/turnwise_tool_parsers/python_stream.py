@@ -7,8 +7,8 @@ from typing import Final
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
-from turnwise_tool_formats.turn import Turn, dump_json
+from turnwise_tool_formats.following import FollowedCall, Waiting
+from turnwise_tool_formats.turn import Turn, TurnFollower, dump_json
 from turnwise_tool_parsers.python_values import read_python_call, read_python_text, read_python_value
 
 _HEAD: Final = re.compile(r"\s*+([^\W\d][\w.\-]*+)\s*+\(")
@@ -26,7 +26,7 @@ _ESCAPE: Final = re.compile(
 )
 
 
-def follow_python_call(follower: Follower, at: int) -> Waiting[tuple[FollowedCall, int]]:
+def follow_python_call(follower: TurnFollower, at: int) -> Waiting[tuple[FollowedCall, int]]:
     """Follow a call without completing it; return it, with its arguments held or shown, and the index after it."""
     head = yield from follower.match(_HEAD, at)
     call = follower.begin(head[1], head.end())
@@ -55,7 +55,7 @@ def follow_python_call(follower: Follower, at: int) -> Waiting[tuple[FollowedCal
     return call, inside
 
 
-def _follow_value(follower: Follower, call: FollowedCall, at: int) -> Waiting[int]:
+def _follow_value(follower: TurnFollower, call: FollowedCall, at: int) -> Waiting[int]:
     start = at = yield from follower.skip_space(at)
     if follower.text[at] in "\"'":
         call.add('"', at)
@@ -87,7 +87,7 @@ def _follow_value(follower: Follower, call: FollowedCall, at: int) -> Waiting[in
     return stop
 
 
-def _follow_scalar(follower: Follower, at: int) -> Waiting[int]:
+def _follow_scalar(follower: TurnFollower, at: int) -> Waiting[int]:
     while True:
         found = _SCALAR.match(follower.text, at)
         if found is None:
@@ -97,7 +97,7 @@ def _follow_scalar(follower: Follower, at: int) -> Waiting[int]:
         yield
 
 
-def _follow_text(follower: Follower, at: int, call: FollowedCall | None = None) -> Waiting[int]:
+def _follow_text(follower: TurnFollower, at: int, call: FollowedCall | None = None) -> Waiting[int]:
     """Return the index after the text in quotes at an index, whose characters are arguments of the call."""
     quote = follower.text[at]
     while follower.text[at : at + 3] in (quote, quote * 2):

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+from turnwise.messages import CallSoFar, TurnSoFar
 from turnwise.protocols import StreamingParser, ToolParser
-from turnwise.types import CallSoFar, ToolCall, ToolSchema, TurnSoFar
+from turnwise.types import ToolCall, ToolSchema
 from turnwise_testing.probes.engine import expect, expect_equal
 
 

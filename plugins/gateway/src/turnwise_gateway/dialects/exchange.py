@@ -239,7 +239,7 @@ def write_event(data: Mapping[str, object], name: str | None = None) -> bytes:
 
 
 def list_parts(reply: ModelReply) -> list[ReplyPart]:
-    """Return the parts of a reply in order; a call stands at its place in the content, and no text is empty."""
+    """Return the parts of a reply in order; a call is at its place in the content, and no text is empty."""
     parts = [ReplyPart("reasoning", reply.reasoning)]
     start = 0
     for call in reply.tool_calls:

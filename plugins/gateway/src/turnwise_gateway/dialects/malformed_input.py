@@ -44,7 +44,7 @@ def write_input_delta(arguments: str, rest: str) -> str:
 
 
 def find_malformed(values: Mapping[str, Any]) -> str | None:
-    """Return the malformed arguments that an object stands for; None for other objects."""
+    """Return the malformed arguments that an object has; None for other objects."""
     malformed = values.get(MALFORMED)
     others = (value for key, value in values.items() if key != MALFORMED)
     return malformed if isinstance(malformed, str) and all(value is None for value in others) else None

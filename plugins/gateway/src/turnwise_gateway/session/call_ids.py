@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from attrs import define, field, frozen
 
 from turnwise import Chat, Message, ToolCall
+from turnwise.messages import CallSoFar
 from turnwise.naming import candidate_ids, ids_of_calls, sampled_id
-from turnwise.types import CallSoFar
 
 NameCall = Callable[[int, CallSoFar], str]
 """Returns the id of the call with a number, from 0, in a turn; the same each time."""

@@ -14,8 +14,9 @@ from typing import Final, Protocol, cast
 from attrs import define, field
 
 from turnwise import Chat, ToolParser
+from turnwise.messages import CallSoFar, TurnSoFar
 from turnwise.protocols import StreamingParser, TurnStream
-from turnwise.types import CallSoFar, ToolSchema, TurnSoFar
+from turnwise.types import ToolSchema
 from turnwise_gateway.calls import CallOfTool, ModelReply, PartialReply
 from turnwise_gateway.session.call_ids import NameCall
 from turnwise_gateway.session.texts import Arranged, Split, arrange, build_calls

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from turnwise.messages import UNNAMED_CALL
-from turnwise.types import CallSoFar
+from turnwise.messages import UNNAMED_CALL, CallSoFar
 from turnwise_gateway.calls import CallOfTool
 from turnwise_gateway.session.call_ids import NameCall
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from turnwise import Chat, GenerateResult, Message, ToolParser
-from turnwise.messages import format_arguments
+from turnwise.messages import CallSoFar, TurnSoFar, format_arguments
 from turnwise.task_tools import parse_turn
-from turnwise.types import CallSoFar, TokenArray, TurnSoFar
+from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
 from turnwise_gateway.session.call_ids import NameCall
 from turnwise_gateway.session.drafts import (

@@ -15,9 +15,9 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
+from turnwise_tool_formats.following import FollowedCall, Waiting
 from turnwise_tool_formats.json_stream import follow_arguments
-from turnwise_tool_formats.turn import Turn
+from turnwise_tool_formats.turn import Turn, TurnFollower
 from turnwise_tool_parsers.formats.sections import SectionGrammar
 
 _HEAD = re.compile(r"\s*+([^\n<]{0,256})<｜tool▁sep｜>")
@@ -38,7 +38,7 @@ class DeepSeekV3(SectionGrammar):
     opening = f"{section[0]}|{call[0]}"
     closing = (call[1], section[1])
 
-    def follow_head_and_arguments(self, follower: Follower, start: int) -> Waiting[tuple[FollowedCall, int]]:
+    def follow_head_and_arguments(self, follower: TurnFollower, start: int) -> Waiting[tuple[FollowedCall, int]]:
         head = yield from follower.match(_HEAD, start)
         direct = yield from follower.skip_space(head.end())
         fence = None if follower.text[direct] == "{" else (yield from follower.match(_FENCE_AND_BRACKET, head.end()))

@@ -19,9 +19,9 @@ from typing import Any
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.tag_stream import TaggedArguments
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, first_call, join_lines
+from turnwise_tool_formats.turn import Found, Turn, TurnFollower, WrittenGrammar, dump_json, first_call, join_lines
 
 _CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"
 _MAX_HEAD = 512
@@ -70,7 +70,7 @@ class Glm45(WrittenGrammar):
             return turn.refuse_to_next_tag("expected <arg_key> or </tool_call>", start, at, name)
         return [turn.build(name, arguments, turn.text[start : stop - len(_CLOSE)])], stop
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         while (head := _NAME.match(follower.text, opening.end())) is None or head.end() == len(follower.text):
             if len(follower.text) > opening.end() + _MAX_HEAD:
                 raise MalformedError("the name is missing")

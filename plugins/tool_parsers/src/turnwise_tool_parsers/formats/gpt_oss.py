@@ -18,9 +18,9 @@ import re
 from typing import Final
 
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_arguments
-from turnwise_tool_formats.turn import Found, Grammar, Turn, first_call
+from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, first_call
 from turnwise_tool_parsers.harmony import ENDS, MESSAGE, START, HarmonyReasoning, count_settled, read_messages
 
 _RECIPIENT: Final = re.compile(r"to=(?:\s*+(functions\.[^\s<]*+)|([^\s<]*+))")
@@ -44,7 +44,7 @@ class GptOss(Grammar):
     def settled(self, turn: Turn) -> int | None:
         return count_settled(turn.text)
 
-    def wait_for_opening(self, follower: Follower, at: int) -> Waiting[re.Match[str]]:
+    def wait_for_opening(self, follower: TurnFollower, at: int) -> Waiting[re.Match[str]]:
         while True:
             for message in read_messages(follower.text, at):
                 if message.is_call and message.tag:
@@ -55,7 +55,7 @@ class GptOss(Grammar):
             follower.settled = count_settled(follower.text, at)
             yield
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         name, mistake = _read_recipient(opening.group())
         if mistake or not follower.text.startswith(MESSAGE, opening.end()):
             raise MalformedError(mistake or "the text is missing")

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_json_calls
-from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls
+from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls
 
 _CLOSE = "</tool_call>"
 
@@ -34,6 +34,6 @@ class Granite(Grammar):
         calls, stop = read_json_calls(turn, opening.end())
         return calls, max(turn.skip(_CLOSE, stop), stop)
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         stop = yield from follow_json_calls(follower, opening.end(), self.argument_keys)
         return (yield from follower.skip_tag((_CLOSE,), stop))[1]

@@ -14,9 +14,9 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
+from turnwise_tool_formats.following import FollowedCall, Waiting
 from turnwise_tool_formats.json_stream import follow_arguments
-from turnwise_tool_formats.turn import Turn, with_id
+from turnwise_tool_formats.turn import Turn, TurnFollower, with_id
 from turnwise_tool_parsers.formats.sections import SectionGrammar
 
 _HEAD = re.compile(r"\s*+([^\s<]{0,256}+)\s*+<\|tool_call_argument_begin\|>")
@@ -37,7 +37,7 @@ class KimiK2(SectionGrammar):
     opening = f"{re.escape(section[0])}|{re.escape(call[0])}"
     closing = (call[1], section[1])
 
-    def follow_head_and_arguments(self, follower: Follower, start: int) -> Waiting[tuple[FollowedCall, int]]:
+    def follow_head_and_arguments(self, follower: TurnFollower, start: int) -> Waiting[tuple[FollowedCall, int]]:
         head = yield from follower.match(_HEAD, start)
         name = _name_in(head[1])
         if name.isdigit():

@@ -21,9 +21,9 @@ from typing import Any
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_json_calls
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, read_json_calls
+from turnwise_tool_formats.turn import Found, Turn, TurnFollower, WrittenGrammar, dump_json, read_json_calls
 
 _TAG = "<|python_tag|>"
 _NAME = re.compile(r'"name"\s*+:')
@@ -51,7 +51,7 @@ class Llama3Json(WrittenGrammar):
             return read_json_calls(turn, opening.end())
         return read_json_calls(turn, opening.start()) if _is_call(turn, opening) else None
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         if opening.group() == _TAG:
             return (yield from follow_json_calls(follower, opening.end(), self.argument_keys))
         # Without its arguments, an object may be an answer in JSON.

@@ -18,9 +18,9 @@ from functools import partial
 
 from turnwise import ToolCall
 from turnwise.types import JsonObject
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_list
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, read_list
+from turnwise_tool_formats.turn import Found, Turn, TurnFollower, WrittenGrammar, read_list
 from turnwise_tool_parsers.python_stream import follow_python_call
 from turnwise_tool_parsers.python_values import read_python_call
 
@@ -64,7 +64,7 @@ class Llama4Pythonic(WrittenGrammar):
             calls.extend(found)
         return calls, max(turn.skip(_CLOSE, stop), stop)
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         start = opening.end() if opening.group() == _TAG else opening.start()
         inside = yield from follower.require_tag("[", start)
         while True:

@@ -15,9 +15,9 @@ import re
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_arguments, follow_json_calls
-from turnwise_tool_formats.turn import Found, Grammar, Turn, read_json_calls, with_id
+from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls, with_id
 
 _HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\]\s*+([^\s\[{]{0,64}+)\s*+)?(?:\[ARGS\])?")
 _BRACKET = re.compile(r"\{")
@@ -49,7 +49,7 @@ class Mistral(Grammar):
             head = _HEAD.match(turn.text, start) if joined else None
         return calls, stop
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         start = yield from follower.skip_space(opening.end())
         if follower.text[start] in "[{":
             return (yield from follow_json_calls(follower, start, self.argument_keys, waits_for_id=True))
@@ -60,7 +60,7 @@ class Mistral(Grammar):
                 return stop
             start = joined.end()
 
-    def _follow_named(self, follower: Follower, start: int) -> Waiting[int]:
+    def _follow_named(self, follower: TurnFollower, start: int) -> Waiting[int]:
         """Follow and complete a call with its name before its arguments; return the index after them."""
         bracket = yield from follower.search(_BRACKET, start)
         head = _HEAD.match(follower.text, start)

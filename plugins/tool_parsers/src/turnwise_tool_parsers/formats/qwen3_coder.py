@@ -21,9 +21,9 @@ from typing import Any
 
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.following import Follower, Waiting
+from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.tag_stream import TaggedArguments
-from turnwise_tool_formats.turn import Found, Turn, WrittenGrammar, dump_json, first_call, join_lines
+from turnwise_tool_formats.turn import Found, Turn, TurnFollower, WrittenGrammar, dump_json, first_call, join_lines
 
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION_CLOSE, _PARAMETER_CLOSE = "</function>", "</parameter>"
@@ -73,7 +73,7 @@ class Qwen3Coder(WrittenGrammar):
         call = turn.build(name, arguments, turn.text[start:stop])
         return [call], max(turn.skip(_CALL_CLOSE, stop), stop)
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         function = yield from follower.match(
             _FUNCTION, opening.end() if opening.group() == _CALL_OPEN else opening.start()
         )

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
-from turnwise_tool_formats.following import FollowedCall, Follower, Waiting
-from turnwise_tool_formats.turn import Found, Grammar, Turn, with_id
+from turnwise_tool_formats.following import FollowedCall, Waiting
+from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, with_id
 
 
 class SectionGrammar(Grammar):
@@ -45,7 +45,7 @@ class SectionGrammar(Grammar):
             return turn.refuse_to_next_tag("the section holds no call", start, start)
         return calls, max(turn.skip(self.section[1], at), at)
 
-    def follow(self, follower: Follower, opening: re.Match[str]) -> Waiting[int | None]:
+    def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         at = opening.end() if opening.group() == self.section[0] else opening.start()
         inside = yield from follower.require_tag(self.call[0], at)
         while True:
@@ -61,7 +61,7 @@ class SectionGrammar(Grammar):
         return self.read_head_and_arguments(turn, start)[0]
 
     @abstractmethod
-    def follow_head_and_arguments(self, follower: Follower, start: int) -> Waiting[tuple[FollowedCall, int]]:
+    def follow_head_and_arguments(self, follower: TurnFollower, start: int) -> Waiting[tuple[FollowedCall, int]]:
         """Follow a call up to its closing tag; return it and the index at which the tag should be."""
 
     def read_name_and_id(self, turn: Turn, start: int) -> tuple[str, str | None]:

@@ -98,6 +98,7 @@ class Follower(Generic[Whole]):
         build_turn: returns the turn with a text, for reading a part of it as a whole.
         names: of the tools that a turn may call.
         text: of the turn so far.
+        is_whole: the text is that of the whole turn.
         settled: index after the content that is decided.
         calls: so far.
     """
@@ -106,6 +107,7 @@ class Follower(Generic[Whole]):
     build_turn: Callable[[str], Whole]
     names: frozenset[str]
     text: str = field(default="", init=False)
+    is_whole: bool = field(default=False, init=False)
     settled: int = field(default=0, init=False)
     calls: list[FollowedCall] = field(factory=list, init=False)
     _kept: int = field(default=0, init=False)
@@ -117,7 +119,7 @@ class Follower(Generic[Whole]):
 
     def read(self, text: str, *, is_whole: bool = False) -> TurnSoFar:
         """Return how a turn begins, as `TurnStream.read`."""
-        self.text = text
+        self.text, self.is_whole = text, is_whole
         try:
             if self._walk is not None:
                 next(self._walk)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from turnwise import ToolCall
-from turnwise_strict_json import MalformedError
+from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_formats.following import FollowedCall, Waiting
 from turnwise_tool_formats.turn import NEXT_JSON, TurnFollower, with_id
 
@@ -26,8 +26,9 @@ Note = Callable[[int], object]
 def skip_json_space(follower: TurnFollower, at: int) -> Waiting[int]:
     """Return the index of the next character that is not white space in JSON."""
     while True:
-        space = _SPACE.match(follower.text, at)
-        at = space.end() if space else at
+        if follower.text[at : at + 1] in " \t\n\r":
+            space = _SPACE.match(follower.text, at)
+            at = space.end() if space else at
         if at < len(follower.text):
             return at
         yield
@@ -37,6 +38,9 @@ def follow_json(follower: TurnFollower, at: int, note: Note = lambda _stop: None
     """Return the index after the JSON value at an index; `MalformedError` at its first mistake."""
     open_brackets: list[str] = []
     at = yield from skip_json_space(follower, at)
+    if follower.is_whole and (stop := _skip_whole(follower.text, at)) >= 0:
+        note(stop - 1)
+        return stop
     while True:
         at = yield from _follow_value_start(follower, at, open_brackets, note)
         while open_brackets:  # behind a value, or behind an opening bracket of an empty one
@@ -51,6 +55,17 @@ def follow_json(follower: TurnFollower, at: int, note: Note = lambda _stop: None
         if not open_brackets:
             return at
         at = yield from _follow_separator(follower, at, open_brackets[-1], note)
+
+
+def _skip_whole(text: str, at: int) -> int:
+    """Return the index after an object or array; -1 for another value, or one with a mistake."""
+    # The scanner in C, which only tells of a whole value.
+    if text[at] not in _CLOSING:
+        return -1
+    try:
+        return read_json(text, at)[1]
+    except MalformedError:
+        return -1
 
 
 def _follow_value_start(follower: TurnFollower, at: int, open_brackets: list[str], note: Note) -> Waiting[int]:

@@ -131,3 +131,32 @@ def test_parsers_that_cannot_tell_what_is_decided_stream_nothing(options):
 
     assert reader.draft(make_call(user("Hi.")), ()) is None
     assert (reader.draft(make_call(user("Hi."), tools=()), ()) is None) == ("split" in options)
+
+
+def test_a_growing_call_costs_no_look_at_the_text_before_it():
+    """The reasoning is split once for each call, however many parts its arguments have."""
+    splits = []
+
+    def split(text):
+        splits.append(text)
+        return TAGS.split(text)
+
+    reader = TurnReader(chat=CHAT, parser=parser_of("hermes"), split=split, settle=TAGS.settled, keeps_malformed=True)
+    call_text = '<tool_call>{"name": "add", "arguments": {"a": "' + "x" * 500 + '"}}</tool_call>'
+    text = f"<think>I add.</think>So: {call_text} {call_text}"
+    ids = CHAT.tokenizer.encode(text)
+
+    parts = parts_of(reader, make_call(user("Hi.")), ids, range(len(ids)))
+
+    assert ["<think>I add.</think>So: ", "<think>I add.</think>So: ", " "] == splits
+    assert len({part[2] for part in parts}) > 1000
+
+
+def test_calls_come_with_the_log_probabilities_at_the_end():
+    """A request for log-probabilities has them for the whole turn, and its calls behind them."""
+    reader = TurnReader(chat=CHAT, parser=parser_of("hermes"), keeps_malformed=True)
+    ids = CHAT.tokenizer.encode('<tool_call>{"name": "add", "arguments": {}}</tool_call>')
+
+    for logprobs in (False, True):
+        parts = parts_of(reader, make_call(user("Hi."), logprobs=logprobs), ids, range(len(ids)))
+        assert bool(parts[-1][2]) is not logprobs

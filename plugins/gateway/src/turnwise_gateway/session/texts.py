@@ -59,15 +59,17 @@ def arrange(texts: Sequence[str], split: Split | None, stop: str | None = None) 
     return found
 
 
-def build_calls(calls: Sequence[CallSoFar], places: Sequence[int], name_call: NameCall) -> tuple[CallOfTool, ...]:
-    """Return the calls of a reply, each with its id and its place."""
+def build_calls(
+    calls: Sequence[CallSoFar], places: Sequence[int], name_call: NameCall, *, is_whole: bool = False
+) -> tuple[CallOfTool, ...]:
+    """Return the calls of a reply, each with its id and its place; none of a whole reply is open."""
     return tuple(
         CallOfTool(
             id=name_call(index, call),
             name=call.name or UNNAMED_CALL,
             arguments=call.arguments,
             place=place,
-            is_open=not call.is_complete,
+            is_open=not (call.is_complete or is_whole),
         )
         for index, (call, place) in enumerate(zip(calls, places, strict=True))
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from turnwise import Chat, GenerateResult, Message, ToolParser
 from turnwise.messages import CallSoFar, TurnSoFar, format_arguments
@@ -83,12 +83,12 @@ class TurnReader:
         turn = self._parse(result.token_ids, call)
         stop = result.stop_reason if isinstance(result.stop_reason, str) else None
         texts = arrange(turn.texts, self.split, stop)
-        calls = [evolve(each, is_open=False) for each in build_calls(turn.calls, texts.places, name_call)]
+        calls = build_calls(turn.calls, texts.places, name_call, is_whole=True)
         finish: Finish = "length" if result.finish_reason.is_cut else "stop"
         return ReadTurn(
             content=texts.content,
             reasoning=texts.reasoning,
-            tool_calls=tuple(calls),
+            tool_calls=calls,
             finish="tool_calls" if calls and finish == "stop" else finish,
             stop=stop,
             num_reasoning_tokens=self._count_reasoning(result.token_ids, texts.reasoning),

@@ -144,7 +144,7 @@ class Times:
 
 
 async def read_stream(client: aiohttp.ClientSession, url: str, dialect: str) -> tuple[Times, float]:
-    """Send a request, and return the times of its events and that of the request."""
+    """Send a request, and return the times of its events, and its own time."""
     path, body = request_of(dialect)
     started, times = time.perf_counter(), Times()
     async with client.post(f"{url}/{path}", json=body) as response:

@@ -33,7 +33,7 @@ class CallSoFar:
     Attributes:
         name: of the tool; empty when a whole turn has a malformed call without one.
         arguments: how the text of its arguments begins. That of a complete call is a JSON object, as the model wrote it
-            where the format has JSON; that of a malformed one is no JSON object, in most cases.
+            where the format has JSON. A malformed call has no JSON object there, in most cases.
         is_complete: the call has ended and has no mistake.
         id: that the model wrote before the arguments; None if it wrote none there.
         late_id: that the model wrote behind the arguments; known when the turn is whole.

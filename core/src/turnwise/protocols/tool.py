@@ -39,7 +39,7 @@ class TurnStream(Protocol):
 
         Each result continues those before: its calls have the same names and ids, and each text and each call's
         arguments begin with the earlier ones. A complete call stays as it is. The result of a whole turn depends on
-        the text alone. Its texts together are the text that `parse` returns, and its calls are those of `parse`, the
+        the text alone. Its texts together are the text that `parse` returns, and it has the same calls as `parse`, the
         good ones complete and with equal arguments.
 
         Args:

@@ -98,7 +98,7 @@ class Follower(Generic[Whole]):
         build_turn: returns the turn with a text, for reading a part of it as a whole.
         names: of the tools that a turn may call.
         text: of the turn so far.
-        is_whole: the text is that of the whole turn.
+        is_whole: the turn has ended.
         settled: index after the content that is decided.
         calls: so far.
     """

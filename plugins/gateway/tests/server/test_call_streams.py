@@ -117,7 +117,7 @@ READERS = {"chat": read_chat, "responses": read_responses, "messages": read_mess
 @pytest.mark.parametrize("dialect", READERS)
 @pytest.mark.parametrize("name", TURNS)
 def test_arguments_arrive_before_the_last_token(name, dialect):
-    """The engine samples the end of a call only when the client has a part of its arguments, which then goes on."""
+    """The engine samples the end of a call only when the client has a part of its arguments."""
     start, rest = TURNS[name]
     chat, read, found = ChatTemplate(byte_tokenizer()), Read(), []
     engines = []

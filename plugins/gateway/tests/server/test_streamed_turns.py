@@ -1,4 +1,4 @@
-"""Clients send back streamed turns with several calls, texts between them, and mistakes; the record goes on."""
+"""Clients send back streamed turns with several calls, texts between them, and mistakes; the record continues."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ CLIENTS = {"chat": converse_by_chat, "responses": converse_by_responses, "messag
 @pytest.mark.parametrize("dialect", CLIENTS)
 @pytest.mark.parametrize("name", TURNS)
 def test_an_echo_of_a_streamed_turn_continues_its_record(name, dialect):
-    """All calls, mistakes included, are those of the record, which has both turns."""
+    """The record has all calls, mistakes included, and both turns."""
     text, arguments, content = TURNS[name]
     chat, found = ChatTemplate(byte_tokenizer()), []
 

@@ -207,7 +207,7 @@ def check_a_turn_may_be_cut_at_every_character(probe: ParserProbe) -> None:
 
 @_check
 def check_a_stream_of_a_turn_takes_nothing_back(probe: ParserProbe) -> str | None:
-    """The calls of a turn that is being sampled only grow, into those of the whole turn, wherever it is cut."""
+    """The calls of a turn that is being sampled only grow, until the turn is whole, wherever it is cut."""
     if streaming_parser(probe.parser) is None:
         return "the parser has no method `follow`"
     for number, (own, content, calls) in enumerate(probe.random_turns(_NUM_STREAMED_TURNS)):

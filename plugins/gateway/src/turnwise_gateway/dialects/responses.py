@@ -184,7 +184,7 @@ def _add_message(messages: list[Message], item: Fields) -> None:
     elif role == "assistant":
         # Some clients send reasoning as a message before that of the text: both are one turn.
         turn, text = _take_turn(messages), read_parts(item, "content", _TEXT_PARTS, "")
-        # Text behind a call is a message of its own, and goes on where the text before it has ended.
+        # Text behind a call is another message of the same text.
         between = "" if "tool_calls" in turn else "\n"
         turn["content"] = f"{turn['content']}{between}{text}" if turn["content"] else text
     else:

@@ -99,7 +99,7 @@ class TurnReader:
         stream = find_stream(self.parser if self._parses(call) else None, call.tools)
         if stream is None or (self.split is not None and self.settle is None):
             return None
-        # Log-probabilities are those of the whole turn, and dialects have a place for them in its content only.
+        # Log-probabilities are of the whole turn, and dialects have a place for them in its content only.
         shows_calls = self.keeps_malformed and not call.logprobs
         return TurnDraft(GrowingText(self.chat), stream, self.split, self.settle, stops, shows_calls)
 

@@ -70,3 +70,32 @@ def test_hand_written_turns(case, parser_for, hand_written_tools, resources_of):
     text = case["text"]
 
     expect_stream(parser, tools, text, range(len(text) + 1), parser_for(case["format"]).parse_content(text, tools))
+
+
+def parts_of(parser, tools, text):
+    """Return each state of the calls of a turn that comes a character at a time: name, arguments, and whether whole."""
+    stream = parser.follow(tools)
+    found = [stream.read(text[:cut]).calls for cut in range(len(text) + 1)]
+    return list(dict.fromkeys(tuple((c.name, c.arguments, c.is_complete) for c in calls) for calls in found))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_call_of_an_unknown_tool_comes_when_it_is_complete(turn, render, parser_for, resources_of, known):
+    """Its name may be prose behind a tag; a known one has its arguments as they come, unless its id comes last."""
+    calls = [("write", {"text": "one two", "n": 1})]
+    resources = resources_of(*calls)
+    text = render(turn, "", calls)
+
+    parts = parts_of(parser_for(turn, resources), schemas(resources) if known else [], text)
+
+    assert (len(parts) > 5) is (known and turn != "mistral")
+    assert [True] == [is_complete for _, _, is_complete in parts[-1]]
+
+
+def test_the_last_bracket_comes_with_the_decision(turn, render, parser_for, resources_of):
+    """Before a call is complete, no client can take its arguments for whole ones."""
+    calls = [("write", {"text": "a", "more": "b"})]
+    resources = resources_of(*calls)
+
+    for found in parts_of(parser_for(turn, resources), schemas(resources), render(turn, "", calls)):
+        assert all(is_complete or not arguments.endswith("}") for _, arguments, is_complete in found)

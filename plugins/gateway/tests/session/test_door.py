@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from session_scenarios import Sessions, make_call, user
+from session_scenarios import Sessions, as_message, make_call, results_of, user
 
 from turnwise import Status, ToolCall
 from turnwise_gateway.calls import CallRefusedError
@@ -171,3 +171,26 @@ def test_nothing_is_told_or_counted_after_the_end():
     assert [("a", "close", None)] == told
     assert 0 == done.session.num_calls
     assert {"calls": 0} == done.counts
+
+
+def test_a_turn_has_the_number_of_its_call():
+    """Also if the call's messages differ from those of the session, which counts the tolerances."""
+    numbers = []
+
+    class Numbers(SessionListener):
+        def on_answer(self, number, turn):
+            numbers.append((number, turn.number))
+
+    async def work(session):
+        session.door.listeners.append(Numbers())
+        messages = [user("Question 0?")]
+        for _ in range(3):
+            answer = await session.answer(make_call(*messages))
+            answer.confirm()
+            echo = {**as_message(answer.reply), "content": f" {answer.reply.content} "}
+            messages += [echo, *results_of(answer.reply), user("Go on.")]
+
+    done = Sessions(("Some text.",)).run(work)
+
+    assert [(0, 0), (1, 1), (2, 2)] == numbers
+    assert done.counts["echo_whitespace"]

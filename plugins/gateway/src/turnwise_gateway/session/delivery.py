@@ -188,6 +188,15 @@ class KeptTurns:
         """Return the turns that no client is known to have read."""
         return [*self.undelivered.values(), *self._lost]
 
+    def find_echoed(self, place: ConversationNode[ResumePoint]) -> list[SampledTurn]:
+        """Return the waiting turns in a conversation that a client sends: it has read them."""
+        waiting = {turn.place: turn for turn in self.waiting()}
+        found, step = [], place if waiting else None
+        while step is not None:
+            found += [waiting[step]] if step in waiting else []
+            step = step.parent
+        return found
+
     def note_read(self, turn: SampledTurn) -> None:
         """Say that a client has read a delivered turn, so that no other request gets it."""
         if turn in self._lost:

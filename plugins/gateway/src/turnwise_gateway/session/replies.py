@@ -11,6 +11,7 @@ from attrs import frozen
 
 from turnwise import GenerateResult
 from turnwise_gateway.calls import CallOfTool, ModelReply, Usage
+from turnwise_gateway.session.call_ids import NameCall
 from turnwise_gateway.session.turns import ReadTurn
 
 
@@ -23,11 +24,13 @@ class ReplyHead:
         id: of the turn.
         num_prompt_tokens: tokens of the record before the turn.
         provenance: session, record and turn.
+        name_call: returns the ids of the turn's calls.
     """
 
     id: str
     num_prompt_tokens: int
     provenance: Mapping[str, Any]
+    name_call: NameCall
 
     def part(self, reasoning: str, content: str, calls: tuple[CallOfTool, ...] = ()) -> ModelReply:
         """Return the reply of a turn that is being sampled."""

@@ -24,7 +24,7 @@ from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import UNTRAINED
 from turnwise_gateway.session.other_models import ForwardedCalls
 from turnwise_gateway.session.parts import SessionParts
-from turnwise_gateway.session.records import OpenRecord, ResumePoint, SampledTurn, SessionRecords
+from turnwise_gateway.session.records import OpenRecord, SampledTurn, SessionRecords
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
 from turnwise_gateway.session.requests import check_request, check_stop, constrain
@@ -33,7 +33,6 @@ from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import TurnReader
 from turnwise_gateway.session.written_calls import find_call_reader
 from turnwise_gateway.tree.messages import split_think
-from turnwise_gateway.tree.places import ConversationNode, Match
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -281,11 +280,12 @@ class Session:
             prepared = self.book.prepare(call)
             tools = self.book.tools_key(prepared.tools)
             location = self.book.tree(call.model).locate(tools, prepared.messages)
-            self._deliver_echoed(location)
+            for turn in self._kept.find_echoed(location.place):  # the transport has not said yet that it is read
+                self._deliver(turn)
             choice = self.book.choose(prepared, tools, location, rendering)
         record = self.book.open(prepared, tools, choice)
-        for tolerance, number in self.book.tree(call.model).note(location).items():
-            self._count(f"echo_{tolerance}", number)
+        for tolerance, times in self.book.tree(call.model).note(location).items():
+            self._count(f"echo_{tolerance}", times)
         if choice.reason:
             self._count(f"forks_{choice.reason}")
         if record.turn is not None:  # another request continues the record, so no client waits for the turn
@@ -313,14 +313,14 @@ class Session:
         """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call unprepared."""
         self._num_turns += 1
         provenance = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
-        head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance)
         ids = self._begin_ids(record, asked)
+        head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance, ids.name_call)
         try:
-            result = await self._sampler.sample(call, record, head, ids.name_call)
+            result = await self._sampler.sample(call, record, head)
             await self._left.wait_for_request(shared, result)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
-            shared.finish(self._keep(call, record, result, head, asked, ids))
+            shared.finish(self._keep(call, record, result, head, asked))
         except asyncio.CancelledError:
             self._count("left_calls")
             raise
@@ -350,16 +350,10 @@ class Session:
         self.changed.set()
 
     def _keep(
-        self,
-        call: ModelCall,
-        record: OpenRecord,
-        result: GenerateResult,
-        head: ReplyHead,
-        asked: ModelCall,
-        ids: TurnCallIds,
+        self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead, asked: ModelCall
     ) -> SampledTurn:
         """Return a sampled turn, which the tree knows from now on: its echo may come before its delivery is known."""
-        read = self._reader.read(result, call, ids.name_call)
+        read = self._reader.read(result, call, head.name_call)
         stops = call.stop if read.stop is None else (*call.stop, read.stop)
         place = self.book.tree(call.model).add_turn(record.last_node, read.message, stops)
         for tool_call in read.tool_calls:
@@ -368,16 +362,6 @@ class Session:
         record.turn = turn = SampledTurn(record, place, result, reply, asked)
         self._kept.add_turn(turn)
         return turn
-
-    def _deliver_echoed(self, location: Match[ResumePoint]) -> None:
-        """Deliver a turn that the client sends back: it has read it, although the transport has not said so yet."""
-        waiting = {turn.place: turn for turn in self._kept.waiting()}
-        place: ConversationNode[ResumePoint] | None = location.place if waiting else None
-        while place is not None:
-            if place in waiting:
-                self._deliver(waiting[place])
-                self._kept.note_read(waiting[place])
-            place = place.parent
 
     def _deliver(self, turn: SampledTurn) -> None:
         """Append a turn to its record, unless that is done or the turn was dropped."""

@@ -21,6 +21,7 @@ from turnwise.episode.events import EpisodeEvents
 from turnwise.episode.journal import Journal
 from turnwise.episode.records import EpisodeRecords
 from turnwise.episode.requests import (
+    OnCut,
     TurnOptions,
     check_result,
     derive_seed,
@@ -31,7 +32,7 @@ from turnwise.episode.requests import (
 from turnwise.episode.setup import EpisodeContext, Limits, apply_prompt_policy, check_objective
 from turnwise.episode.timer import EpisodeTimer
 from turnwise.episode.user_session import UserSession
-from turnwise.errors import ConfigError, Owner, TrajectoryError, boundary
+from turnwise.errors import Owner, TrajectoryError, boundary
 from turnwise.layout import Objective
 from turnwise.messages import MAX_TOOL_NAME
 from turnwise.record.columns import TokenRecord
@@ -228,13 +229,10 @@ class LiveEpisode:
         stop_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], object] | None = None,
-        on_cut: Callable[[GenerateResult], object] | None = None,
+        on_cut: OnCut | None = None,
         grammar: str | None = None,
     ) -> GenerateResult:
-        if stop and not self.capabilities.stop_strings:  # an engine may ignore an unsupported option
-            raise ConfigError("stop strings need an engine with the capability stop_strings")
-        chosen = sampling or self.sampling
-        options = TurnOptions(chosen, max_tokens, stop_token_ids, stop, on_tokens, on_cut, grammar)
+        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, stop, on_tokens, on_cut, grammar)
         return await self._complete(await self._sample_turn(self.records.resolve(record), options, keeps_parts=False))
 
     def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
@@ -370,9 +368,7 @@ class LiveEpisode:
             grammar=None if turn.grammar is None else Grammar(text=turn.grammar),
         )
 
-    async def _request(
-        self, request: GenerateRequest, on_cut: Callable[[GenerateResult], object] | None
-    ) -> GenerateResult:
+    async def _request(self, request: GenerateRequest, on_cut: OnCut | None) -> GenerateResult:
         started = time.perf_counter()
         with boundary("engine", "generate"):
             result = await self.timer.generate(request, on_cut)

@@ -25,6 +25,8 @@ from turnwise.types import (
     TokenArray,
 )
 
+OnCut = Callable[[GenerateResult], object]
+"""Called with what the engine has sampled for a call that is cancelled."""
 _MAX_LOGPROB: Final = 1e-3
 """Engines round: a probability of 1 may come with a log-probability a little above 0."""
 
@@ -46,7 +48,7 @@ class TurnOptions:
     stop_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     on_tokens: Callable[[Sequence[int]], object] | None = None
-    on_cut: Callable[[GenerateResult], object] | None = None
+    on_cut: OnCut | None = None
     grammar: str | None = None
 
     def narrow(self, room: Room, episode: SamplingEpisode) -> Room:
@@ -67,10 +69,13 @@ class TurnOptions:
 
         Raises:
             BudgetExhausted: no token fits.
-            ConfigError: the engine does not know an option, or has no grammars.
+            ConfigError: the engine does not know an option, or has no stop strings or grammars.
         """
         engine.check_extra(self.sampling)
-        if self.grammar is not None and not engine.grammars:  # an engine may ignore what it does not support
+        # An engine may ignore what it does not support.
+        if self.stop and not engine.stop_strings:
+            raise ConfigError("stop strings need an engine with the capability stop_strings")
+        if self.grammar is not None and not engine.grammars:
             raise ConfigError("a turn with a grammar needs an engine with the capability grammars")
         if room.num_tokens < 1:
             text = "no token was left for a turn of the model"

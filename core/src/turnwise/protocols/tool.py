@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from turnwise.messages import TurnSoFar
 from turnwise.types import (
     JsonObject,
     Message,
@@ -16,6 +15,9 @@ from turnwise.types import (
     ToolResult,
     ToolSchema,
 )
+
+if TYPE_CHECKING:
+    from turnwise.messages import TurnSoFar  # it imports asyncio, and the list of commands is fast
 
 
 @runtime_checkable

@@ -15,7 +15,6 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from turnwise import Episode
-from turnwise.record.columns import Origin
 from turnwise.types import Message
 from turnwise_gateway.session.options import Kind, TrainedKinds
 from turnwise_gateway.session.records import OpenRecord
@@ -243,7 +242,7 @@ def _call_ids(messages: Sequence[Message]) -> set[str]:
 
 
 def _num_own_turns(record: OpenRecord) -> int:
-    return sum(segment.origin is Origin.ACTION for segment in record.trajectory.segments)
+    return sum(segment.origin.is_turn for segment in record.trajectory.segments)
 
 
 def _instructions(record: OpenRecord) -> tuple[object, ...]:

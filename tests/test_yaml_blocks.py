@@ -186,7 +186,7 @@ def config_of_block(place: str, runtime: str) -> dict[str, Any]:
     for each in files if "tutorial" not in place else ():
         write(each)
     path = block.get("model", {}).get("path", "")
-    if path.startswith("/models/"):  # of the reader; a tokenizer is enough for a plan
+    if path.startswith(("/models/", "~/")):  # of the reader; a tokenizer is enough for a plan
         block = {**block, "model": {"path": "gpt_oss" if "gpt-oss" in path else "model"}}
     if {"data", "agent", "engine"} <= block.keys():
         return block

@@ -5,6 +5,7 @@ import asyncio
 from attrs import define, evolve
 from session_scenarios import Sessions
 
+from turnwise import FinishReason
 from turnwise_chat_templates.template import ChatTemplate
 from turnwise_testing.probes.agent import ProbeParser
 
@@ -72,14 +73,19 @@ class Wire:
 
 
 def check_records(done):
-    """Each answer of the engine is in one record, bit for bit, with its log-probabilities, and is trained once."""
+    """
+    Each answer of the engine is in one record, bit for bit, with its log-probabilities, and is trained once.
+
+    The part of a turn whose client left is an answer as well, and in no record.
+    """
     recorded = []
     for record in done.records:
         for start, end in record.turns():
             first = start - record.num_prompt_tokens
             logprobs = record.logprobs[first : first + end - start]
             recorded.append((record.input_ids[start:end].tolist(), logprobs.tolist()))
-    answers = [(each.token_ids.tolist(), each.logprobs.tolist()) for each in done.run.answers]
+    whole = (each for each in done.run.answers if each.finish_reason != FinishReason.ABORT)
+    answers = [(each.token_ids.tolist(), each.logprobs.tolist()) for each in whole]
     assert sorted(answers) == sorted(recorded)
 
 

@@ -128,3 +128,14 @@ def run(agent=None, engine=None, *, limits=None, observers=(), interaction=None,
             return running.result()
 
     return asyncio.run(main())
+
+
+class ScriptedAgent:
+    """Runs one coroutine function as its only step."""
+
+    def __init__(self, script):
+        self.script = script
+
+    async def step(self, episode):
+        await self.script(episode)
+        return "terminated"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from episode_fakes import EOS, TinyEngine, run
+from episode_fakes import EOS, ScriptedAgent, TinyEngine, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,17 +32,6 @@ class GrammarEngine(TinyEngine):
     @property
     def capabilities(self):
         return Capabilities(grammars=True)
-
-
-class ScriptedAgent:
-    """Runs one coroutine function as its only step."""
-
-    def __init__(self, script):
-        self.script = script
-
-    async def step(self, episode):
-        await self.script(episode)
-        return "terminated"
 
 
 async def mixed(episode):
@@ -133,7 +122,7 @@ def test_requests_carry_their_grammars_to_other_processes():
 
 @given(record=trajectories(), values=st.data())
 def test_no_score_lies_on_a_constrained_token_if_any_token_is_trained(record, values):
-    """Each score of a turn lies on a trained token, and their sum is that of the scores; the same in expanded rows."""
+    """Each score of a turn lies on a trained token, and all scores are there; the same in expanded rows."""
     turns = record.turns()
     numbers = values.draw(st.lists(st.integers(-4, 4), min_size=len(turns), max_size=len(turns)))
     score = TurnScore(values=tuple(map(float, numbers)))
@@ -162,7 +151,7 @@ def test_the_score_of_a_turn_stays_with_its_actions():
 
 
 def test_an_episode_of_constrained_turns_keeps_its_reward():
-    """No token is trained, and the reward is still that of its row, for the averages of its group."""
+    """No token is trained, and its row still has the reward, for the averages of its group."""
     record = Trajectory([1])
     record.add_action([7, EOS], [-1.0, -1.0], constrained=True)
     score = TrajectoryScore(value=3.0)

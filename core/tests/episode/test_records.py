@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 from attrs import evolve
-from episode_fakes import EOS, LookTool, TinyEngine, run
+from episode_fakes import EOS, LookTool, ScriptedAgent, TinyEngine, run
 
 from turnwise import Capabilities, FinishReason, GenerateResult, Status, Task
 from turnwise.episode.setup import Limits
@@ -19,17 +19,6 @@ from turnwise.record.trajectory import Trajectory
 from turnwise.types import TrajectoryScore, TurnScore
 from turnwise_reported_reward import ReportedReward
 from turnwise_result_files import load_unfinished, save_unfinished
-
-
-class ScriptedAgent:
-    """Runs one coroutine function as its only step."""
-
-    def __init__(self, script):
-        self.script = script
-
-    async def step(self, episode):
-        await self.script(episode)
-        return "terminated"
 
 
 def run_script(script, engine=None, **options):

@@ -98,7 +98,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_good_engine_passes(name):
-    """Each check passes on an engine that does what it says."""
+    """Each check passes on an engine without a mistake."""
     with EngineChecker(lambda: GrammarEngine(vocab_size=VOCAB_SIZE), PROBE) as checker:
         assert checker.run(name) == ""
 

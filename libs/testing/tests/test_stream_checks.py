@@ -97,6 +97,6 @@ class TestStreamChecks:
         ],
     )
     def test_a_bad_stream_is_caught(self, change, text):
-        """By what it took back."""
+        """The check finds a parser by the part that it took back."""
         with pytest.raises(AssertionError, match=re.escape(text)):
             self.check(parser_probe(Streamed(CHAT, change)))

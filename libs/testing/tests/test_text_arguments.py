@@ -80,7 +80,7 @@ def failed(outcomes):
 
 
 def test_a_good_parser_passes(run_conformance):
-    """All checks run, and each passes, but for that of streams: the parser reads whole turns alone."""
+    """All checks run, and each passes; the parser reads only whole turns, so the check of streams is skipped."""
     outcomes = run_conformance("turnwise_do_tags", PLUGIN, CONFORMANCE)
 
     assert set(PARSER_CHECKS) < set(outcomes)

@@ -8,6 +8,7 @@ from attrs import define, evolve, field
 from session_scenarios import Sessions
 
 from turnwise import Registry, Resources
+from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_hermes_parser import register_tool_parsers as register_hermes
 from turnwise_tool_parsers import register_tool_parsers
 
@@ -71,3 +72,17 @@ def make_client(dialect, server, session, key):
     if dialect == "messages":
         return anthropic.AsyncAnthropic(base_url=server.url(session.name), **options)
     return openai.AsyncOpenAI(base_url=f"{server.url(session.name)}/v1", **options)
+
+
+async def read_session(session, dialect, read):
+    """Serve a session to a client of a dialect; return what `read` returns for it, and the first reply."""
+    directory = SessionDirectory("tiny")
+    key = directory.add(session.name, session)
+    async with (
+        asyncio.timeout(60),
+        GatewayServer(directory, ServerOptions(delta_s=0)) as server,
+        make_client(dialect, server, session, key) as client,
+    ):
+        found = await read(client)
+    await session.settle()
+    return found, session.transcript[0].reply

@@ -72,7 +72,7 @@ class TurnOptions:
             ConfigError: the engine does not know an option, or has no stop strings or grammars.
         """
         engine.check_extra(self.sampling)
-        # An engine may ignore what it does not support.
+        # An engine may ignore an option that it does not support.
         if self.stop and not engine.stop_strings:
             raise ConfigError("stop strings need an engine with the capability stop_strings")
         if self.grammar is not None and not engine.grammars:

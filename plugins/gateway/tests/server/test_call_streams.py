@@ -1,15 +1,13 @@
 """The vendors' clients read the arguments of a call while the engine samples them."""
 
-import asyncio
 import json
 
 import pytest
 from attrs import define, field
-from call_streams import WRITE, CallSessions, HeldEngine, make_client
+from call_streams import WRITE, CallSessions, HeldEngine, read_session
 from session_scenarios import user
 
 from turnwise_chat_templates.template import ChatTemplate
-from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
@@ -138,17 +136,7 @@ def test_arguments_arrive_before_the_last_token(name, dialect):
                 engines[0].continues.set()
 
     async def converse(session):
-        directory = SessionDirectory("tiny")
-        key = directory.add(session.name, session)
-        async with (
-            asyncio.timeout(60),
-            GatewayServer(directory, ServerOptions(delta_s=0)) as server,
-            make_client(dialect, server, session, key) as client,
-        ):
-            found.append(await READERS[dialect](client, read, note))
-        await session.settle()
-        (turn,) = session.transcript
-        found.append(turn.reply)
+        found.extend(await read_session(session, dialect, lambda client: READERS[dialect](client, read, note)))
 
     sessions = CallSessions((start + rest,), {"split": None}, chat, name)
     sessions.run(converse, engine=make_engine)

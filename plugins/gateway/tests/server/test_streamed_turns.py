@@ -5,11 +5,10 @@ import json
 
 import pytest
 from attrs import evolve
-from call_streams import WRITE, CallSessions, HeldEngine, make_client
+from call_streams import WRITE, CallSessions, HeldEngine, read_session
 from session_scenarios import ADD, user
 
 from turnwise_chat_templates.template import ChatTemplate
-from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_testing.engines.scripted import ScriptedEngine
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 
@@ -102,16 +101,7 @@ def test_an_echo_of_a_streamed_turn_continues_its_record(name, dialect):
         return EachTokenEngine(ScriptedEngine(lambda _request: next(turns)), 0)
 
     async def converse(session):
-        directory = SessionDirectory("tiny")
-        key = directory.add(session.name, session)
-        async with (
-            asyncio.timeout(60),
-            GatewayServer(directory, ServerOptions(delta_s=0)) as server,
-            make_client(dialect, server, session, key) as client,
-        ):
-            found.append(await CLIENTS[dialect](client))
-        await session.settle()
-        found.append(session.transcript[0].reply)
+        found.extend(await read_session(session, dialect, CLIENTS[dialect]))
 
     done = CallSessions((text, "Done."), {}, chat, "hermes").run(converse, engine=make_engine)
 

@@ -24,7 +24,7 @@ MAX_LEFT: Final = 16
 """
 Most left calls of a session that continue, or wait for their retry.
 
-A client that never marks its retries would otherwise fill the engine with turns that nobody fetches.
+A client that never marks its retries would otherwise fill the engine with turns that no client fetches.
 """
 
 

@@ -66,9 +66,14 @@ class TestServedModel(ServedModelSuite):
         eos = 2
         requests = [numbered_request(i, temperature=3.0, max_tokens=64, stop_token_ids=(361,)) for i in range(24)]
 
-        results = runner.run(generate_together(engine, requests))
+        # The samples have no seed, and one round in fifty has no end of turn. Ten such rounds in a row mean a fault.
+        for _ in range(10):
+            results = runner.run(generate_together(engine, requests))
+            if any(eos in each.token_ids[:-1] for each in results):
+                break
+        else:
+            pytest.fail("no turn continues after the end-of-turn id")
 
-        assert any(eos in each.token_ids[:-1] for each in results)
         for request, result in zip(requests, results, strict=True):
             assert result.finish_reason is (FinishReason.STOP if result.token_ids[-1] == 361 else FinishReason.LENGTH)
             self.assert_logprobs(reference.model(variant=0), request, result)

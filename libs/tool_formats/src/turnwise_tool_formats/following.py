@@ -87,6 +87,9 @@ class FollowingParser(Protocol[Whole]):
     def find_regions(self, turn: Whole) -> list[Region]:
         """Return the calls of a whole turn."""
 
+    def find_arguments(self, call: ToolCall) -> str | None:
+        """Return the arguments of a call as the turn writes them; None if that takes a walk."""
+
 
 @define(eq=False)
 class Follower(Generic[Whole]):
@@ -113,18 +116,21 @@ class Follower(Generic[Whole]):
     _kept: int = field(default=0, init=False)
     _texts: list[str] = field(factory=list, init=False)
     _walk: Waiting[None] | None = field(default=None, init=False)
+    _whole_turn: Whole | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._walk = self.parser.walk(self)
 
     def read(self, text: str, *, is_whole: bool = False) -> TurnSoFar:
         """Return how a turn begins, as `TurnStream.read`."""
-        self.text, self.is_whole = text, is_whole
+        is_new, self.text, self.is_whole = not self.text, text, is_whole
+        if is_new and is_whole and (turn := self._read_at_once()) is not None:
+            return turn
         try:
             if self._walk is not None:
                 next(self._walk)
         except (StopIteration, MalformedError):
-            self._walk = None  # only the whole turn tells where a call with a mistake ends
+            self._walk = self._whole_turn = None  # only the whole turn tells where a call with a mistake ends
         return self._finish() if is_whole else self._describe()
 
     def begin(self, name: str, taken: int, call_id: str | None = None) -> FollowedCall:
@@ -144,7 +150,7 @@ class Follower(Generic[Whole]):
     def match(self, pattern: re.Pattern[str], at: int) -> Waiting[re.Match[str]]:
         """Return the match at an index of a pattern that ends with a fixed text; `MalformedError` if there is none."""
         while (found := pattern.match(self.text, at)) is None:
-            if _allow_partial(pattern).match(self.text, at, partial=True) is None:
+            if self.is_whole or _allow_partial(pattern).match(self.text, at, partial=True) is None:
                 raise MalformedError("another text comes next")
             yield
         return found
@@ -196,7 +202,11 @@ class Follower(Generic[Whole]):
 
     def check(self, read: Callable[[Whole], ToolCall]) -> None:
         """Read a followed call as in a whole turn; `MalformedError` if it has a mistake."""
-        if error := read(self.build_turn(self.text)).error:
+        turn = self.build_turn(self.text)
+        if self.is_whole:
+            # Kept for the end, which reads the same calls again: the turn remembers those without a mistake.
+            turn = self._whole_turn = self._whole_turn or turn
+        if error := read(turn).error:
             raise MalformedError(error)
 
     def _describe(self) -> TurnSoFar:
@@ -208,13 +218,29 @@ class Follower(Generic[Whole]):
         )
         return TurnSoFar(texts=(*self._texts[:shown], last), calls=calls)
 
+    def _read_at_once(self) -> TurnSoFar | None:
+        """Return a whole turn of which no part was read; None if only its walk tells how the arguments are written."""
+        regions = self.parser.find_regions(self.build_turn(self.text))
+        written = [self.parser.find_arguments(call) for region in regions for call in region.calls]
+        if None in written:
+            return None
+        return self._arrange(
+            regions,
+            lambda call, index, _: CallSoFar(
+                name=call.name, arguments=written[index] or "", is_complete=True, late_id=call.id
+            ),
+        )
+
     def _finish(self) -> TurnSoFar:
+        return self._arrange(self.parser.find_regions(self.build_turn(self.text)), self._finish_call)
+
+    def _arrange(self, regions: list[Region], finish: Callable[[ToolCall, int, Region], CallSoFar]) -> TurnSoFar:
         texts: list[str] = []
         calls: list[CallSoFar] = []
         kept = 0
-        for region in self.parser.find_regions(self.build_turn(self.text)):
+        for region in regions:
             texts += [self.text[kept : region.start], *[""] * (len(region.calls) - 1)]
-            calls += [self._finish_call(call, i, region) for i, call in enumerate(region.calls, len(calls))]
+            calls += [finish(call, i, region) for i, call in enumerate(region.calls, len(calls))]
             kept = region.stop
         return TurnSoFar(texts=(*texts, self.text[kept:]), calls=tuple(calls))
 

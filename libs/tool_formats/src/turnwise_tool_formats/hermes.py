@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from turnwise import ToolCall
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError
 from turnwise_tool_formats.following import Waiting
-from turnwise_tool_formats.json_stream import follow_json_call
+from turnwise_tool_formats.json_stream import find_arguments, follow_json_call
 from turnwise_tool_formats.turn import Found, Turn, TurnFollower, WrittenGrammar, dump_json, join_lines
 
 
@@ -58,6 +59,9 @@ class Hermes(WrittenGrammar):
         stop = yield from follower.require_tag(self.closing[0], stop)
         call.complete()
         return stop
+
+    def find_arguments(self, call: ToolCall) -> str | None:
+        return find_arguments(call.raw, self.argument_keys)
 
     def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
         written = [dump_json({"name": name, "arguments": arguments}) for name, arguments in calls]

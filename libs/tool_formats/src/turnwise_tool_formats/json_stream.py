@@ -18,6 +18,8 @@ _IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-
 _CUT_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _SCALAR: Final = re.compile(r"[-+.0-9a-zA-Z]*+")
 _NUMBER_OR_WORD: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+_PLAIN_CALL: Final = re.compile(r'\{\s*+"name"\s*+:\s*+"[^"\\]*+"\s*+,\s*+"(\w+)"\s*+:\s*+(?=\{)')
+"""How a call begins that has its name before its arguments, and no id between them."""
 _CLOSING: Final = {"{": "}", "[": "]"}
 Note = Callable[[int], object]
 """Gets the index up to which a value is valid so far; never that after its last bracket."""
@@ -131,6 +133,25 @@ def _follow_scalar(follower: TurnFollower, at: int) -> Waiting[int]:
     if not _NUMBER_OR_WORD.fullmatch(follower.text, at, stop):
         raise MalformedError("expected a value")
     return stop
+
+
+def find_arguments(written: str, keys: tuple[str, ...]) -> str | None:
+    """
+    Return the arguments of a good call as they are written.
+
+    Args:
+        written: the JSON object that is the call.
+        keys: of the arguments.
+
+    Returns:
+        The text of their object, as `follow_json_call` finds it. None if the call has more than a name and an object of
+        arguments, in this order: such a call has to be followed.
+    """
+    begin = _PLAIN_CALL.match(written)
+    if begin is None or begin[1] not in keys:
+        return None
+    stop = read_json(written, begin.end())[1]
+    return written[begin.end() : stop] if written[stop:].strip() == "}" else None
 
 
 def follow_arguments(follower: TurnFollower, call: FollowedCall, at: int) -> Waiting[int]:

@@ -140,6 +140,10 @@ class FormatParser:
             regions.append(Region(opening.start(), at, found[0]))
         return regions
 
+    def find_arguments(self, call: ToolCall) -> str | None:
+        """Return the arguments of a call as the turn writes them; None if that takes a walk."""
+        return None if call.error else self.grammar.find_arguments(call)
+
     def follow(self, tools: Sequence[ToolSchema]) -> TurnStream:
         """Return the reader of a turn that is being sampled, as `turnwise.protocols.StreamingParser`."""
         types = ArgumentTypes(tools)
@@ -177,7 +181,8 @@ class FormatParser:
         if (waiting := self.grammar.wait_for_opening(follower, at)) is not None:
             return (yield from waiting)
         while (opening := self._opening.search(follower.text, at)) is None:
-            follower.settled = at = self._before_unfinished_opening(follower.text, at)
+            if not follower.is_whole:  # then the regions tell what is content
+                follower.settled = at = self._before_unfinished_opening(follower.text, at)
             yield
         return opening
 

@@ -94,6 +94,10 @@ class Grammar(ABC):
         raise MalformedError("calls of this format come at the end of a turn")
         yield
 
+    def find_arguments(self, call: ToolCall) -> str | None:
+        """Return the arguments of a good call as its text writes them; None where only `follow` can tell."""
+        return None
+
 
 class WrittenGrammar(Grammar):
     """

@@ -19,10 +19,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from turnwise import ToolCall
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_formats.following import Waiting
-from turnwise_tool_formats.json_stream import follow_json_calls
+from turnwise_tool_formats.json_stream import find_arguments, follow_json_calls
 from turnwise_tool_formats.turn import Found, Turn, TurnFollower, WrittenGrammar, dump_json, read_json_calls
 
 _TAG = "<|python_tag|>"
@@ -57,6 +58,9 @@ class Llama3Json(WrittenGrammar):
         # Without its arguments, an object may be an answer in JSON.
         keys = self.argument_keys
         return (yield from follow_json_calls(follower, opening.start(), keys, needs_arguments=True))
+
+    def find_arguments(self, call: ToolCall) -> str | None:
+        return find_arguments(call.raw, self.argument_keys)
 
 
 def _is_call(turn: Turn, opening: re.Match[str]) -> bool:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 
+from turnwise import ToolCall
 from turnwise_tool_formats.following import Waiting
-from turnwise_tool_formats.json_stream import follow_json_calls
+from turnwise_tool_formats.json_stream import find_arguments, follow_json_calls
 from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls
 
 _CLOSE = "<|/tool_call|>"
@@ -35,3 +36,6 @@ class Phi4(Grammar):
     def follow(self, follower: TurnFollower, opening: re.Match[str]) -> Waiting[int | None]:
         stop = yield from follow_json_calls(follower, opening.end(), self.argument_keys)
         return (yield from follower.skip_tag((_CLOSE,), stop))[1]
+
+    def find_arguments(self, call: ToolCall) -> str | None:
+        return find_arguments(call.raw, self.argument_keys)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import lru_cache
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -108,7 +108,7 @@ class Follower(Generic[Whole]):
 
     parser: FollowingParser[Whole]
     build_turn: Callable[[str], Whole]
-    names: frozenset[str]
+    names: Collection[object]
     text: str = field(default="", init=False)
     is_whole: bool = field(default=False, init=False)
     settled: int = field(default=0, init=False)

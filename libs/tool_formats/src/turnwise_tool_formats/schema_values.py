@@ -10,7 +10,7 @@ the schema is the tool's task, and its error tells the model more.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from turnwise.types import ToolSchema
@@ -43,9 +43,9 @@ class ArgumentTypes:
         self._parameters: Final = {each.get("name"): each.get("parameters") or {} for each in functions}
 
     @property
-    def names(self) -> frozenset[str]:
+    def names(self) -> Collection[object]:
         """Of the tools."""
-        return frozenset(name for name in self._parameters if isinstance(name, str))
+        return self._parameters.keys()
 
     def is_text(self, tool: str, argument: str) -> bool:
         """Return whether each text is the value of an argument of a tool, whatever the text is."""

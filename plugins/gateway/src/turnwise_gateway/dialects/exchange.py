@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -31,7 +32,12 @@ _KEY_OF_REQUEST = "idempotency-key"
 def keep_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a request without keys, with names in lower case; request files have them."""
     named = ((name.lower(), value) for name, value in headers.items())
-    return {name: value for name, value in named if name == _KEY_OF_REQUEST or not _SECRET_HEADER.search(name)}
+    return {name: value for name, value in named if _is_kept(name)}
+
+
+@lru_cache(maxsize=256)  # a client sends the same headers each time
+def _is_kept(name: str) -> bool:
+    return name == _KEY_OF_REQUEST or not _SECRET_HEADER.search(name)
 
 
 @frozen

@@ -6,7 +6,7 @@ from itertools import product
 import anthropic
 import openai
 import pytest
-from attrs import define, evolve, field
+from gated_engine import MARKED, GatedEngine, leave, settle_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_scenarios import Sessions, make_call, user
@@ -17,60 +17,7 @@ from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirecto
 from turnwise_gateway.session.door import SessionListener
 from turnwise_gateway.session.left_calls import MAX_LEFT
 
-MARKED = {"headers": {"x-stainless-retry-count": "2"}}
 QUESTION = user("Question 0?")
-
-
-@define(eq=False)
-class GatedEngine:
-    """Samples when a test says so; an aborted request returns the first half of its turn."""
-
-    engine: object
-    chat: object
-    asked: list = field(factory=list)
-    may_end: list = field(factory=list)
-    changed: asyncio.Condition = field(factory=asyncio.Condition)
-    opens: bool = False
-    _aborted: set = field(factory=set)
-
-    def __getattr__(self, name):
-        return getattr(self.engine, name)
-
-    async def generate(self, request):
-        number = len(self.asked)
-        self.asked.append(request)
-        self.may_end.append(asyncio.Event())
-        if self.opens:
-            self.may_end[number].set()
-        async with self.changed:
-            self.changed.notify_all()
-        await self.may_end[number].wait()
-        result = await self.engine.generate(evolve(request, on_tokens=None))
-        text = f"{number}: {'long ' * number}"
-        ids = [*map(int, self.encode(text)), int(result.token_ids[-1])]
-        half = len(ids) // 2 if request.request_id in self._aborted else len(ids)
-        reason = FinishReason.ABORT if half < len(ids) else result.finish_reason
-        changes = {"token_ids": ids[:half], "logprobs": [-1.0] * half, "finish_reason": reason}
-        return evolve(result, **changes)
-
-    async def abort(self, request_id):
-        number = next(number for number, each in enumerate(self.asked) if each.request_id == request_id)
-        if not self.may_end[number].is_set():
-            self._aborted.add(request_id)
-            self.may_end[number].set()
-
-    async def wait_for_request(self, count):
-        async with self.changed:
-            await self.changed.wait_for(lambda: len(self.asked) >= count)
-
-    def let_go(self):
-        """Let all turns end, now and later."""
-        self.opens = True
-        for event in self.may_end:
-            event.set()
-
-    def encode(self, text):
-        return self.chat.tokenizer.encode(text)
 
 
 def run(scenario, **options):
@@ -91,19 +38,6 @@ def count_sampled(done):
 
 def count_trained(done):
     return sum(int(record.response_mask.sum()) for record in done.records)
-
-
-async def leave(task):
-    """Let the client of a call leave."""
-    task.cancel()
-    await asyncio.wait({task})
-    assert task.cancelled()
-
-
-async def settle_loop():
-    """Run all that does not wait for a test."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 RETRIES = {"none": None, "marked": MARKED, "unmarked": {}, "other": {**MARKED, "digest": "another"}}

@@ -17,7 +17,7 @@ from typing import Literal
 
 from attrs import define, field
 
-from turnwise_gateway.calls import ModelCall, ModelReply
+from turnwise_gateway.calls import ModelCall, ModelReply, PartialReply
 from turnwise_gateway.session.records import ResumePoint, SampledTurn
 from turnwise_gateway.tree.places import ConversationNode
 
@@ -79,6 +79,7 @@ class SharedCall:
         outcome: the turn, or the refusal.
         cancel: ends the sampling.
         leave: called when the last request has left.
+        partial_replies: of the requests that are streams, those that have left included.
     """
 
     number: int
@@ -86,10 +87,21 @@ class SharedCall:
     cancel: Callable[[], object] = lambda: None
     leave: Callable[[], object] = lambda: None
     num_waiting: int = 0
+    partial_replies: list[PartialReply] = field(factory=list)
     _joined: asyncio.Event = field(factory=asyncio.Event, init=False)
 
-    async def wait(self) -> SampledTurn:
-        """Return the turn, with an answer counted; when the last request is cancelled, the sampling ends."""
+    async def wait(self, partial_reply: PartialReply | None = None) -> SampledTurn:
+        """
+        Return the turn, with an answer counted; when the last request is cancelled, the sampling ends.
+
+        Args:
+            partial_reply: of a stream; it also receives what was sampled before it came.
+        """
+        if partial_reply is not None:
+            if self.partial_replies:
+                partial_reply.read = self.partial_replies[-1].read
+                partial_reply.changed.set()
+            self.partial_replies.append(partial_reply)
         self.num_waiting += 1
         self._joined.set()
         try:

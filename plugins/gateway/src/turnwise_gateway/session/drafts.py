@@ -132,16 +132,16 @@ class TurnDraft:
 
 
 def stream_reply(
-    partial_reply: PartialReply,
+    partial_replies: Sequence[PartialReply],
     draft: TurnDraft,
     name_call: NameCall,
     build: Callable[[str, str, tuple[CallOfTool, ...]], ModelReply],
 ) -> Callable[[Sequence[int]], None]:
     """
-    Let a stream read a turn while it is sampled.
+    Let streams read a turn while it is sampled.
 
     Args:
-        partial_reply: of the call.
+        partial_replies: of the requests that wait for the turn; each next part is also for those that have joined.
         draft: of the turn.
         name_call: returns the id of a call.
         build: returns the reply with a reasoning, a content and calls.
@@ -157,9 +157,10 @@ def stream_reply(
 
     def listen(token_ids: Sequence[int]) -> None:
         draft.text.add(token_ids)
-        partial_reply.changed.set()
+        for partial_reply in partial_replies:
+            partial_reply.read = read
+            partial_reply.changed.set()
 
-    partial_reply.read = read
     return listen
 
 

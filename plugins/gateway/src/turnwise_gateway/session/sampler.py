@@ -8,7 +8,7 @@ from attrs import define, field
 
 from turnwise import Episode, GenerateResult
 from turnwise.errors import BudgetExhausted
-from turnwise_gateway.calls import CallRefusedError, ModelCall
+from turnwise_gateway.calls import CallRefusedError, ModelCall, PartialReply
 from turnwise_gateway.session.drafts import stream_reply
 from turnwise_gateway.session.records import OpenRecord
 from turnwise_gateway.session.replies import ReplyHead
@@ -34,7 +34,9 @@ class TurnSampler:
     on_cut: Callable[[GenerateResult], object]
     _seeds: TurnSeeds = field(factory=TurnSeeds, init=False)
 
-    async def sample(self, call: ModelCall, record: OpenRecord, head: ReplyHead) -> GenerateResult:
+    async def sample(
+        self, call: ModelCall, record: OpenRecord, head: ReplyHead, partial_replies: Sequence[PartialReply]
+    ) -> GenerateResult:
         """
         Return the next turn of a record, which does not have it yet; it keeps to the grammar, if there is one.
 
@@ -42,6 +44,7 @@ class TurnSampler:
             call: with the messages that the record has.
             record: to continue.
             head: of the reply.
+            partial_replies: read the turn while it is sampled; none unless the call is a stream.
 
         Raises:
             CallRefusedError: not one token fits.
@@ -57,16 +60,18 @@ class TurnSampler:
                 record=trajectory,
                 max_tokens=call.max_tokens,
                 stop=call.stop,
-                on_tokens=self._listener(call, head),
+                on_tokens=self._listener(call, head, partial_replies),
                 on_cut=self.on_cut,
                 grammar=call.grammar,
             )
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error
 
-    def _listener(self, call: ModelCall, head: ReplyHead) -> Callable[[Sequence[int]], None] | None:
+    def _listener(
+        self, call: ModelCall, head: ReplyHead, partial_replies: Sequence[PartialReply]
+    ) -> Callable[[Sequence[int]], None] | None:
         """Return the listener of the engine's request, for a stream that can be read while it is sampled."""
-        if call.partial_reply is None:
+        if not partial_replies:
             return None
         draft = self.reader.draft(call, (*call.stop, *self.episode.sampling.stop))
-        return None if draft is None else stream_reply(call.partial_reply, draft, head.name_call, head.part)
+        return None if draft is None else stream_reply(partial_replies, draft, head.name_call, head.part)

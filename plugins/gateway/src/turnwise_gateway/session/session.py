@@ -233,7 +233,7 @@ class Session:
         while True:
             if (shared := self._kept.find_call(call)) is not None:
                 self._count("joined")
-                return await shared.wait()
+                return await shared.wait(call.partial_reply)
             if (kept := self._kept.take(call)) is not None:
                 kept.num_answers += 1
                 self._count("redelivered")
@@ -247,7 +247,7 @@ class Session:
             except LongTextError as missing:
                 await rendering.prepare(missing)
             else:
-                return await started.wait()
+                return await started.wait(call.partial_reply)
 
     def _count_tokens(self, call: ModelCall, rendering: Rendering) -> int:
         with refusing_depth():
@@ -316,7 +316,7 @@ class Session:
         ids = self._begin_ids(record, asked)
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance, ids.name_call)
         try:
-            result = await self._sampler.sample(call, record, head)
+            result = await self._sampler.sample(call, record, head, shared.partial_replies)
             await self._left.wait_for_request(shared, result)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False

@@ -45,13 +45,13 @@ if threading.current_thread() is threading.main_thread():
         if signal.getsignal(_signal) is signal.SIG_IGN:
             signal.signal(_signal, _handler)
 
-# No deadlines: how long an example takes depends on the machine. `make test` uses "fast" and `make quick` "quick";
-# `make test-slow` runs all properties again with "thorough", but for properties that set max_examples themselves: their
-# number would be the same.
+# No deadlines: how long an example takes depends on the machine. `make test` uses "fast" and `make quick` "quick". Both
+# run no more examples of a property that sets max_examples itself. `make test-slow` runs all properties again with
+# "thorough", or with their own number, but for those whose own number `make test` has run.
 settings.register_profile("quick", deadline=None, max_examples=5)
 settings.register_profile("fast", deadline=None, max_examples=10)
 settings.register_profile("thorough", deadline=None, max_examples=100)
-# "long" is for `make test-long`. Its number replaces smaller ones of the properties, and that of "quick" larger ones.
+# "long" is for `make test-long`. Its number replaces smaller ones of the properties.
 settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("fast")
 OWN_PROCESS = "TURNWISE_TEST_OWN_PROCESS"
@@ -150,9 +150,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = getattr(function, OWN_SETTINGS, None)
         if own is None:
             continue
-        if own.max_examples != settings().max_examples:
+        if settings().max_examples != own.max_examples <= settings.get_profile("fast").max_examples:
             item.add_marker(pytest.mark.sized)
-        chosen = {"long": max, "quick": min}.get(settings.get_current_profile_name())
+        chosen = {"long": max, "fast": min, "quick": min}.get(settings.get_current_profile_name())
         if chosen:
             number = chosen(own.max_examples, settings().max_examples)
             setattr(function, OWN_SETTINGS, settings(own, max_examples=number))

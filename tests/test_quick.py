@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -90,3 +91,25 @@ def test_some_of_many_cases_are_quick(tmp_path: Path) -> None:
     outcomes, _ = run_tests(tmp_path, tests, "-m", "not slow")
 
     assert outcomes == {"passed": 34, "deselected": 89}
+
+
+def test_a_large_property_is_small_until_the_slow_tests(tmp_path: Path) -> None:
+    """`make test` runs ten examples of a property that asks for more, and the slow tests all of them."""
+    tests = """
+        from hypothesis import given, settings, strategies as st
+
+        @settings(max_examples=60)
+        @given(st.integers())
+        def test_large(x): print("large", file=open("examples", "a"))
+
+        @settings(max_examples=5)
+        @given(st.integers())
+        def test_small(x): print("small", file=open("examples", "a"))
+    """
+    numbers = {}
+    for name, options in {"fast": (), "slow": ("-m", "not sized", "--hypothesis-profile", "thorough")}.items():
+        (tmp_path / name).mkdir()
+        run_tests(tmp_path / name, tests, *options)
+        numbers[name] = Counter((tmp_path / name / "examples").read_text(encoding="utf-8").split())
+
+    assert numbers == {"fast": {"large": 10, "small": 5}, "slow": {"large": 60}}

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import anthropic
-import openai
 from attrs import define, evolve, field
 from session_scenarios import Sessions
 
@@ -68,6 +66,9 @@ class CallSessions(Sessions):
 
 
 def make_client(dialect, server, session, key):
+    import anthropic
+    import openai
+
     options = {"api_key": key, "max_retries": 0}
     if dialect == "messages":
         return anthropic.AsyncAnthropic(base_url=server.url(session.name), **options)

@@ -1,7 +1,5 @@
 """Real sessions behind the server: the vendors' libraries hold a conversation in each dialect."""
 
-import anthropic
-import openai
 import pytest
 from session_scenarios import ADD, Sessions
 
@@ -16,6 +14,8 @@ USER = {"role": "user", "content": "Add 1 and 2."}
 
 async def converse_in_chat(url, key, stream):
     """Hold the conversation in Chat Completions; return the token counts of its calls."""
+    import openai
+
     messages, usages = [USER], []
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         for _ in range(NUM_TURNS):
@@ -35,6 +35,8 @@ async def converse_in_chat(url, key, stream):
 
 async def converse_in_messages(url, key, stream):
     """Hold the conversation in Messages; each count of tokens is that of the call after it."""
+    import anthropic
+
     messages, usages = [USER], []
     tools = [{"name": "add", "description": "Adds.", "input_schema": ADD["function"]["parameters"]}]
     async with anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client:
@@ -57,6 +59,8 @@ async def converse_in_messages(url, key, stream):
 
 async def converse_in_responses(url, key, stream):
     """Hold the conversation in Responses."""
+    import openai
+
     items, usages = [USER], []
     tools = [{"type": "function", **ADD["function"]}]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
@@ -76,6 +80,8 @@ async def converse_in_responses(url, key, stream):
 
 async def continue_responses(url, key, stream):
     """Hold the conversation in Responses; each request names the response before, and has the new items alone."""
+    import openai
+
     items, usages, name = [USER], [], openai.omit
     tools = [{"type": "function", **ADD["function"]}]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:

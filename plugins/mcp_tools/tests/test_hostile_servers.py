@@ -10,7 +10,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import mcp.client.stdio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +38,8 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("ways", [*STARTS, *LISTS])
 def test_a_start_ends_with_its_time(ways: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However a server behaves, its process ends, and the start with it, long before a close gives up waiting."""
+    import mcp.client.stdio
+
     monkeypatch.setattr(connection, "CLOSE_S", 3600.0)
     for name in ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT"):  # what is shown is their order
         monkeypatch.setattr(mcp.client.stdio, name, 0.1)

@@ -3,7 +3,6 @@
 import copy
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -17,6 +16,8 @@ MODULE = "model.layers.1.self_attn.q_proj"
 
 def make_adapters(model, seed, rank=4):
     """Return the model with random LoRA layers of peft, and their weights in the form of an update."""
+    import peft
+
     torch.manual_seed(seed)
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = peft.inject_adapter_in_model(config, copy.deepcopy(model))

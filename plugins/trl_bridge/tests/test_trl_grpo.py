@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import torch
 from fake_manager import FakeManager, make_result, make_task
-from trl import GRPOConfig
 
 from turnwise import Trajectory
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import ConfigError
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
-from turnwise_trl_bridge import Rollouts, TurnwiseGRPOTrainer
-from turnwise_trl_bridge.grpo import build_path_mask
+from turnwise_trl_bridge import Rollouts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -64,25 +62,12 @@ def make_record(model, number, *, forked):
     return build(compute_logprobs(model, blank))
 
 
-class GapTrainer(TurnwiseGRPOTrainer):
-    """Records the largest gap between computed and sampled log-probabilities on trained tokens."""
-
-    def _compute_loss(self, model, inputs):
-        self.inputs = inputs
-        return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(self, *arguments, **options):
-        result = super()._get_per_token_logps_and_entropies(*arguments, **options)
-        if getattr(self, "inputs", None) is not None:
-            mask = (self.inputs["completion_mask"] * self.inputs["tool_mask"]).bool()
-            gap = (result[0].detach() - self.inputs["old_per_token_logps"]).abs()[mask]
-            self.gaps = [*getattr(self, "gaps", []), float(gap.max())]
-            self.inputs = None
-        return result
-
-
-def make_trainer(model, tmp_path, *, forked, kind=GapTrainer, **options):
+def make_trainer(model, tmp_path, *, forked, kind=None, **options):
     """Return a trainer with four episodes of the model for each of four tasks, and its manager."""
+    from gap_trainer import GapTrainer
+    from trl import GRPOConfig
+
+    kind = kind or GapTrainer
     tasks = {f"t{n}": make_task(f"t{n}") for n in range(4)}
     records = [make_record(model, number, forked=forked) for number in range(16)]
     rewards = [float(number % 3 == 0) for number in range(16)]
@@ -115,6 +100,7 @@ def test_trained_and_sampled_log_probabilities_agree(tiny, tmp_path, forked, att
 
 def test_without_the_layout_they_differ(tiny, tmp_path):
     """The same records as causal rows have a large gap, so the test above can fail."""
+    from gap_trainer import GapTrainer
 
     class Causal(GapTrainer):
         def _compute_loss(self, model, inputs):
@@ -138,6 +124,8 @@ def test_weights_reach_the_engines_before_each_step(tiny, tmp_path):
 
 def test_advantages_may_differ_between_tokens(tiny, tmp_path):
     """Token advantages replace the advantage of the row; a wrong shape raises."""
+    from gap_trainer import GapTrainer
+
     seen = []
 
     class AdvantageTrainer(GapTrainer):
@@ -165,6 +153,8 @@ def test_a_different_temperature_is_rejected(tiny, tmp_path):
 
 def test_a_mask_for_other_attention_is_rejected():
     """An attention implementation without 4-D masks raises."""
+    from turnwise_trl_bridge.grpo import build_path_mask
+
     layout = {name: torch.zeros(1, 3, dtype=torch.long) for name in ("block_start", "path_start")}
     with pytest.raises(ConfigError, match="flash_attention_2"):
         build_path_mask(torch.ones(1, 3), layout, "flash_attention_2")

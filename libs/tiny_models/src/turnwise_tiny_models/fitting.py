@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 IGNORE_INDEX: Final = -100
 """Target of tokens outside the loss; the default of torch's `cross_entropy`."""
@@ -87,6 +87,8 @@ def fit(training: Training, config: FitConfig) -> None:
 
     AdamW minimizes the mean cross entropy of the tokens that the model writes.
     """
+    from transformers import get_cosine_schedule_with_warmup  # takes half a second to import
+
     model = training.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, config.warmup_steps, config.steps)

@@ -3,9 +3,7 @@
 import json
 import math
 
-import anthropic
 import numpy as np
-import openai
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -92,6 +90,8 @@ def cut_reply(reply, whole, size, *, calls):
 @pytest.fixture(scope="module")
 def openai_client(lasting_gateway):
     """OpenAI's client, with the session in its URL."""
+    import openai
+
     with openai.OpenAI(base_url=f"{lasting_gateway.url}/v1", api_key=lasting_gateway.key, max_retries=0) as client:
         yield client
 
@@ -99,6 +99,8 @@ def openai_client(lasting_gateway):
 @pytest.fixture(scope="module")
 def anthropic_client(lasting_gateway):
     """Anthropic's client, with the session in its URL."""
+    import anthropic
+
     with anthropic.Anthropic(base_url=lasting_gateway.url, api_key=lasting_gateway.key, max_retries=0) as client:
         yield client
 
@@ -117,6 +119,8 @@ def plain_chat(completion):
 @given(st.data())
 def test_chat(lasting_gateway, openai_client, make_reply, data):
     """Chat Completions: message, calls, log-probabilities, end and usage."""
+    import openai
+
     reply = data.draw(replies(make_reply))
     parts = data.draw(parts_of(reply))
     lasting_gateway.backend.script, lasting_gateway.backend.parts = lambda _call: reply, lambda _call: parts

@@ -6,8 +6,6 @@ import json
 import socket
 import struct
 
-import anthropic
-import openai
 import pytest
 
 MESSAGES = [{"role": "user", "content": "Hi."}]
@@ -306,6 +304,9 @@ def read_messages(client):
 @pytest.mark.parametrize("read", [read_chat, read_responses, read_messages])
 def test_clients_take_no_half_reply(serve, refused, read):
     """The vendors' libraries raise an error for a stream that failed, and do not call again."""
+    import anthropic
+    import openai
+
     gateway = serve(heartbeat_s=0.02)
     gateway.backend.delay_s = 0.2
     gateway.backend.script = lambda _call: refused("engine", "The engine failed.")

@@ -1,7 +1,5 @@
 """Each refusal ends the vendors' libraries at their first call, with an error that they understand."""
 
-import anthropic
-import openai
 import pytest
 
 MESSAGES = [{"role": "user", "content": "Hi."}]
@@ -11,6 +9,9 @@ KINDS = ("session_closed", "budget_exhausted", "context_length_exceeded", "unsup
 @pytest.fixture
 def call(gateway):
     """Calls the gateway in a dialect with the vendor's library and its own retries."""
+    import anthropic
+    import openai
+
     with (
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.key) as of_openai,
         anthropic.Anthropic(base_url=gateway.url, api_key=gateway.key) as of_anthropic,
@@ -32,6 +33,9 @@ def call(gateway):
 @pytest.mark.parametrize("kind", KINDS)
 def test_refusals_end_clients(gateway, refused, call, dialect, stream, kind):
     """A refused call raises the error of a bad request, and the client makes no other."""
+    import anthropic
+    import openai
+
     gateway.backend.script = lambda _call: refused(kind, "No.", param="stop", num_tokens=5000, max_tokens=4096)
 
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as failure:
@@ -65,6 +69,8 @@ def test_engine_failure_is_tried_again(gateway, refused, make_reply, call, diale
 @pytest.mark.parametrize(("asked", "told"), [(0, "1"), (7, "7"), (999, "120")])
 def test_overload_says_when_to_come_back(gateway, refused, asked, told):
     """Overload is a 429 with a wait that clients respect: none waits longer than 120 seconds."""
+    import openai
+
     gateway.backend.script = lambda _call: refused("overloaded", "Wait.", retry_after_s=asked)
 
     with (
@@ -79,6 +85,8 @@ def test_overload_says_when_to_come_back(gateway, refused, asked, told):
 
 def test_calls_above_the_bound_are_overload(serve):
     """With as many calls in flight as allowed, the next one gets 429, and one after them is served."""
+    import openai
+
     gateway = serve(max_in_flight=1, retry_after_s=3, heartbeat_s=0.02)
     gateway.hold()
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.key, max_retries=0) as client:
@@ -96,6 +104,8 @@ def test_calls_above_the_bound_are_overload(serve):
 
 def test_count_tokens(gateway):
     """The number of tokens of a prompt needs no `max_tokens`."""
+    import anthropic
+
     with anthropic.Anthropic(base_url=gateway.url, api_key=gateway.key) as client:
         count = client.messages.count_tokens(model="tiny", messages=MESSAGES)
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 
-import openai
 import pytest
 import requests
 from aiohttp import web
@@ -122,6 +121,8 @@ def test_an_error_comes_back_as_it_is(gateway, judge, status):
 
 def test_a_stream_comes_while_it_is_made(gateway, judge):
     """The client has the first event before the other server writes the second."""
+    import openai
+
     gateway.backend.endpoint = Endpoint(base_url=judge.url)
     seen = threading.Event()
 

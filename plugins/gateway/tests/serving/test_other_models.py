@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from gateway_processes import chat, converse, run_turnwise, serve, write_run
 
@@ -19,6 +17,9 @@ KEY = "JUDGE_KEY_OF_THE_TEST"
 
 def ask_in_each_dialect(session: dict[str, Any], question: str) -> list[str]:
     """Ask the judge with the vendors' libraries, plainly and in streams; return the texts."""
+    import anthropic
+    import openai
+
     key, url, model = session["api_key"], session["openai_base_url"], "judge"
     messages: list[Any] = [{"role": "user", "content": question}]
     texts = []

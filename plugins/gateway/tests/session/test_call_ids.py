@@ -1,6 +1,5 @@
 """Clients get the ids that the model sampled, and the prompt shows these over the results, without a fork."""
 
-import openai
 import pytest
 from attrs import define, evolve
 from session_scenarios import ADD, Sessions, make_call, user
@@ -62,6 +61,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_client_gets_the_sampled_ids(name, stream):
     """An id that the model wrote twice is another one for the client, and again the sampled one in the prompt."""
+    import openai
+
     (parser, chat, before, after), turns, expected = CASES[name]
     seen = []
 

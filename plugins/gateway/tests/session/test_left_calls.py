@@ -3,8 +3,6 @@
 import asyncio
 from itertools import product
 
-import anthropic
-import openai
 import pytest
 from gated_engine import MARKED, GatedEngine, leave, settle_loop
 from hypothesis import given, settings
@@ -250,6 +248,9 @@ class Announcer(SessionListener):
 
 async def create(dialect, url, key, stream):
     """Call the model with a library that gives up early and tries again; return the text."""
+    import anthropic
+    import openai
+
     options = {"api_key": key, "timeout": 0.3, "max_retries": 8}
     if dialect == "messages":
         async with anthropic.AsyncAnthropic(base_url=url, **options) as client:
@@ -300,6 +301,7 @@ def test_libraries_get_the_turn_that_they_left(dialect, stream):
 
 def test_a_left_call_counts_as_one_in_flight():
     """While it is sampled, the server counts it; a turn that waits for its retry takes no place."""
+    import openai
 
     async def scenario(session, engine):
         directory = SessionDirectory("tiny")

@@ -3,9 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-import anthropic
 import httpx2
-import openai
 import pytest
 from session_scenarios import Sessions, make_call, user
 
@@ -135,6 +133,9 @@ async def serving(session):
 
 async def create(dialect, url, key, transport, **options):
     """Call the model with a library, which sends the request once more when it was lost; return the text."""
+    import anthropic
+    import openai
+
     async with httpx2.AsyncClient(transport=transport) as http:
         if dialect == "messages":
             client = anthropic.AsyncAnthropic(base_url=url, api_key=key, http_client=http)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.cli import main
@@ -70,6 +69,8 @@ def logits_of(model):
 @pytest.mark.parametrize(("arguments", "step"), [((), 5), (("--checkpoint", "best"), 2)])
 def test_adapters(trained, tmp_path, arguments, step):
     """peft applies the folder to the base model; transformers loads both at once, and the tokenizer."""
+    from peft import PeftModel
+
     out, base, logits = trained
     folder = tmp_path / "adapters"
     assert 0 == main(["export", str(out), "--to", str(folder), *arguments])

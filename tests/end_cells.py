@@ -39,7 +39,7 @@ class Moment:
 
 
 _WRITE: Final = "turnwise_result_files.trajectories:TrajectoryWriter.write"
-_SAVE: Final = "turnwise_result_files.batches:save_batch"
+_SAVE: Final = "turnwise_result_files.batch_file:write_batch_file"
 _REPLACE: Final = "turnwise.files:replace"
 _SCRIPTED: Final = "turnwise_testing.engines.scripted:ScriptedEngine"
 _SEEDED: Final = "turnwise_seeded:SeededEngine"

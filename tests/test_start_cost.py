@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from turnwise.cli.plugins_command import plugin_rows
 from turnwise.plugin.host import load
 from turnwise.types import PluginRecipe
+from turnwise_testing.whole_runs.scripted_run import SITE, write_scripted_run
 
 HEAVY: Final = (
     "aiohttp",
@@ -86,6 +88,18 @@ def test_a_command_imports_no_engine_before_it_runs(command: str) -> None:
     modules, _ = start(command, "--help")
 
     assert [name for name in ("ray", "sglang", "tokenizers", "torch", "transformers", "vllm") if name in modules] == []
+
+
+def test_a_rollout_without_tensors_imports_no_tensor_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds, and a rollout whose engine is elsewhere needs none, also for its batch."""
+    write_scripted_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / SITE))
+
+    modules, _ = start("rollout", "run.yaml", "--out", "out")
+
+    assert (tmp_path / "out/batch.safetensors").is_file()
+    assert [name for name in ("ray", "torch", "vllm") if name in modules] == []
 
 
 def test_the_metadata_of_a_distribution_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

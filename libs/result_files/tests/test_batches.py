@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from turnwise import EpisodeResult, RolloutBatch, Status, Trajectory, TrajectoryScore
 from turnwise.batch.columns import COLUMNS, ROW_NAMES
+from turnwise.batch.packed_arrays import pack_arrays
 from turnwise.batch.packed_batch import collate_packed
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import DataError, PluginError, TrajectoryError, TurnwiseError
 from turnwise.types import EpisodeMetrics
 from turnwise_result_files import from_tensordict, load_batch, load_packed_batch, save_batch, to_tensordict
+from turnwise_result_files.batch_file import save_arrays
 from turnwise_testing.inputs.small_episodes import assert_same_batches, episode, forked, trajectory
 from turnwise_testing.inputs.strategies import trajectories
 
@@ -102,6 +104,15 @@ class TestFiles:
             assert_same_batches(batch, load_batch(path))
             packed = load_packed_batch(path)
             assert all(torch.equal(getattr(batch.packed(), name), getattr(packed, name)) for name in PACKED)
+
+    @given(episodes=RESULTS)
+    def test_arrays(self, tmp_path_factory, episodes):
+        """A batch that is written without torch has the same bytes."""
+        folder = tmp_path_factory.mktemp("arrays")
+        widths = {"prompt_length": 16, "response_length": None}
+        save_batch(collate_packed(episodes, pad_token_id=PAD), folder / "tensors", **widths)
+        save_arrays(pack_arrays(episodes), folder / "arrays", pad_token_id=PAD, **widths)
+        assert (folder / "tensors").read_bytes() == (folder / "arrays").read_bytes()
 
     @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
     def test_permissions(self, tmp_path, umask):

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from attrs import evolve, field, frozen
 
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns
-from turnwise.batch.padding import Padding, pack_column
-from turnwise.batch.rows import build_rows
+from turnwise.batch.packed_arrays import pack_arrays
 from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.result import EpisodeResult
 
@@ -120,22 +118,16 @@ def collate_packed(results: Sequence[EpisodeResult], *, pad_token_id: int) -> Pa
     """
     import torch
 
-    rows = build_rows(results)
-    padding = Padding.fitting(rows.prompt_lens, rows.response_lens)
+    arrays = pack_arrays(results)
     columns: dict[str, Any] = {
-        name: torch.from_numpy(getattr(rows, name))
-        if column.alignment == "row"
-        else pack_column(
-            padding.pack_rows(rows.columns[name], column.alignment, column.packed_dtype, column.fill), column
-        )
-        for name, column in COLUMNS.items()
+        # torch takes no array whose values share their memory.
+        name: torch.from_numpy(values if values.flags.writeable else values[:1].copy()).expand(len(values))
+        for name, values in arrays.columns.items()
     }
-    prompt_lens = np.array(rows.prompt_lens, np.int64)
-    ends = np.cumsum(prompt_lens + np.array(rows.response_lens, np.int64))
     return PackedBatch(
         **columns,
-        cu_seqlens=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
-        prompt_lens=torch.from_numpy(prompt_lens),
-        rows=rows.rows,
+        cu_seqlens=torch.from_numpy(arrays.cu_seqlens),
+        prompt_lens=torch.from_numpy(arrays.prompt_lens),
+        rows=arrays.rows,
         pad_token_id=pad_token_id,
     )

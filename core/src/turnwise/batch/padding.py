@@ -95,14 +95,14 @@ class Padding:
         self._place(rows, padded, alignment)
         return torch.from_numpy(padded)
 
-    def pack_rows(self, rows: Iterable[np.ndarray], alignment: Alignment, dtype: DTypeLike, fill: int = 0) -> Tensor:
+    def pack_rows(
+        self, rows: Iterable[np.ndarray], alignment: Alignment, dtype: DTypeLike, fill: int = 0
+    ) -> np.ndarray:
         """Return B arrays, of all tokens of a row or of its response, as one (N,); prompts of the latter get `fill`."""
-        import torch
-
         packed = np.full(sum(self.prompt_lens) + sum(self.response_lens), fill, dtype)
         for place, values in zip(self._rows(packed, alignment), rows, strict=True):
             place[:] = values
-        return torch.from_numpy(packed)
+        return packed
 
     def mask(self) -> Tensor:
         """Return (B, T) int64: 1 on real tokens."""

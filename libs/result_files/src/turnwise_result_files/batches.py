@@ -13,13 +13,12 @@ from turnwise import PackedBatch, RolloutBatch
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, BatchRow, Column
 from turnwise.batch.padding import Widths
 from turnwise.errors import DataError, PluginError
-from turnwise.files import atomic_write, raise_disk_error
+from turnwise_result_files.batch_file import METADATA_KEY, write_batch_file
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
     from torch import Tensor
 
-_METADATA_KEY: Final = "turnwise.packed_batch"
 _PACKED: Final = (*COLUMNS, "cu_seqlens", "prompt_lens")
 _PADDED: Final = (*COLUMNS, "attention_mask")
 
@@ -37,7 +36,6 @@ def save_batch(batch: PackedBatch | RolloutBatch, path: str | Path, **widths: Un
     Raises:
         OSError: the disk takes no more.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if isinstance(batch, RolloutBatch):
@@ -53,15 +51,7 @@ def save_batch(batch: PackedBatch | RolloutBatch, path: str | Path, **widths: Un
     # A batch without blocks has no layout in its file.
     empty = {name for name, column in COLUMNS.items() if column.is_index and not getattr(batch, name).any()}
     tensors = {name: getattr(batch, name) for name in _PACKED if name not in empty} | dict(batch.fields)
-    with atomic_write(path) as partial:
-        partial.touch()
-        mode = partial.stat().st_mode
-        try:
-            save_file(_separate(tensors), partial, {_METADATA_KEY: json.dumps(metadata)})
-        except SafetensorError as error:
-            raise_disk_error(error)
-            raise
-        partial.chmod(mode)  # safetensors makes a private file, whatever the umask
+    write_batch_file(_separate(tensors), path, metadata, save_file)
 
 
 def load_batch(path: str | Path, **widths: Unpack[Widths]) -> RolloutBatch:
@@ -126,7 +116,7 @@ def _read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
         raise DataError(f"{path}: is no regular file")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
+            metadata = json.loads((file.metadata() or {})[METADATA_KEY])
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
         no_blocks = tensors["input_ids"].new_zeros(1, dtype=torch.int32).expand(len(tensors["input_ids"]))
         layout = {name: no_blocks for name, column in COLUMNS.items() if column.is_index and name not in tensors}

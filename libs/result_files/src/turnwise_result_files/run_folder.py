@@ -12,6 +12,8 @@ from typing import Literal
 from attrs import define, evolve, field
 
 from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
+from turnwise.batch.packed_arrays import pack_arrays
+from turnwise.batch.padding import Widths
 from turnwise.collector import freeze_start
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.models import pin_models
@@ -22,6 +24,7 @@ from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
 from turnwise.terminal import write_error
 from turnwise.types import JsonDict, Status
+from turnwise_result_files.batch_file import save_arrays
 from turnwise_result_files.folder_lock import check_replaceable, make_folder, removed_folder, writing_to
 from turnwise_result_files.progress import Tally, progress_view
 from turnwise_result_files.resumption import (
@@ -213,14 +216,19 @@ class FolderRun:
         self.summary["not_started"] = sum(not each.started for each in self.manager.unfinished)
         self.summary["dropped"] = self.tally.num_dropped
         if self.results:
-            from turnwise_result_files.batches import save_batch  # loads torch
-
-            plan = self.manager.plan
-            batch = self.manager.collate_packed(self.results)
-            path = self.out / BATCH_FILE
-            save_batch(batch, path, prompt_length=plan.prompt_length, response_length=plan.response_length)
+            self._save_batch()
         # The last file: where it exists, all others are complete.
         write_metrics(self.out / METRICS_FILE, self.summary)
+
+    def _save_batch(self) -> None:
+        plan, path = self.manager.plan, self.out / BATCH_FILE
+        widths = Widths(prompt_length=plan.prompt_length, response_length=plan.response_length)
+        if plan.postprocessors:  # they take tensors
+            from turnwise_result_files.batches import save_batch  # loads torch, which takes seconds
+
+            save_batch(self.manager.collate_packed(self.results), path, **widths)
+        else:
+            save_arrays(pack_arrays(self.results), path, pad_token_id=plan.pad_token_id, **widths)
 
 
 def _stop(run: FolderRun, stop_waiting: Callable[[], None]) -> None:

@@ -1,0 +1,55 @@
+"""The file of a batch, written without torch: the rollouts of an engine elsewhere need none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Unpack
+
+from turnwise.batch.columns import COLUMNS, ROW_NAMES
+from turnwise.batch.packed_arrays import PackedArrays
+from turnwise.batch.padding import Widths
+from turnwise.files import atomic_write, raise_disk_error
+
+METADATA_KEY: Final = "turnwise.packed_batch"
+
+
+def save_arrays(arrays: PackedArrays, path: str | Path, *, pad_token_id: int, **widths: Unpack[Widths]) -> None:
+    """
+    Write the file that `save_batch` writes of the same rows, whole or not at all.
+
+    Args:
+        arrays: of the rows.
+        path: of the file.
+        pad_token_id: for `load_batch`.
+        widths: the numbers of columns that `load_batch` pads to.
+
+    Raises:
+        OSError: the disk takes no more.
+    """
+    from safetensors.numpy import save_file
+
+    rows = {name: [getattr(row, name) for row in arrays.rows] for name in ROW_NAMES}
+    metadata = {"widths": widths, "pad_token_id": pad_token_id, "num_rows": len(arrays.rows), "rows": rows}
+    columns = arrays.columns.items()
+    tensors = {name: values for name, values in columns if values.any() or not COLUMNS[name].is_index}
+    tensors |= {"cu_seqlens": arrays.cu_seqlens, "prompt_lens": arrays.prompt_lens}
+    write_batch_file(tensors, path, metadata | {"field_alignment": {}}, save_file)
+
+
+def write_batch_file(
+    tensors: Mapping[str, Any], path: str | Path, metadata: Mapping[str, Any], save: Callable[..., None]
+) -> None:
+    """Write tensors with a function of safetensors, whole or not at all; `OSError` when the disk takes no more."""
+    from safetensors import SafetensorError
+
+    with atomic_write(path) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode
+        try:
+            save(dict(tensors), partial, {METADATA_KEY: json.dumps(metadata)})
+        except SafetensorError as error:
+            raise_disk_error(error)
+            raise
+        partial.chmod(mode)  # safetensors makes a private file, whatever the umask

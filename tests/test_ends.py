@@ -16,12 +16,10 @@ from end_runs import run_cell, write_site
 
 pytestmark = pytest.mark.usefixtures("starts_a_process")
 
-QUICK = {
+QUICK = {"rollout local, writing, SIGTERM"}
+SLOW = {
     "rollout local, running, SIGINT",
     "rollout local, running, folder gone",
-    "rollout local, writing, SIGTERM",
-}
-SLOW = {
     "rollout local, writing, full disk",
     "rollout local, starting, SIGINT twice",
     "rollout local, running, SIGINT twice",

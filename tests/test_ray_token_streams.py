@@ -6,7 +6,7 @@ from stream_blueprint import StreamBlueprint
 
 from turnwise.runtime.plan import RolloutPlan
 
-pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [*ON_RAY, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 PLAN = RolloutPlan(default_agent="listener", agents={"listener": None})
 
 

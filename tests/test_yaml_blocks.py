@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -180,6 +180,20 @@ def check(place: str, runtime: str, code: int, errors: str) -> None:
         assert wanted[0] in errors
 
 
+def planned(places: Iterable[str]) -> Iterator[object]:
+    """
+    Yield the places with each runtime.
+
+    A plan on Ray without a section `runtime` is slow: each value of an option is planned on Ray by the matrix, and the
+    runtime local plans this place with the same parts.
+    """
+    for place in places:
+        content = BLOCKS[place][0] if place in BLOCKS else yaml.safe_load((ROOT / place).read_text(encoding="utf-8"))
+        yield pytest.param(place, "local", id=f"{place}-local")
+        marks = [] if "runtime" in content or f"{place} ray" in REFUSED else [pytest.mark.slow]
+        yield pytest.param(place, "ray", id=f"{place}-ray", marks=marks)
+
+
 def config_of_block(place: str, runtime: str) -> dict[str, Any]:
     """Return a whole block as it is, and sections in a config that runs with a scripted engine."""
     block, files = BLOCKS[place]
@@ -201,8 +215,7 @@ def config_of_block(place: str, runtime: str) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("runtime", ["local", "ray"])
-@pytest.mark.parametrize("place", BLOCKS)
+@pytest.mark.parametrize(("place", "runtime"), list(planned(BLOCKS)))
 def test_a_block_of_a_page_is_planned(place: str, runtime: str, folder: Path) -> None:
     """Or it is refused in one line, for a reason that a reader's machine has not."""
     code, errors = command("plan", write_config(folder, config_of_block(place, runtime)), f"runtime.name={runtime}")
@@ -210,14 +223,13 @@ def test_a_block_of_a_page_is_planned(place: str, runtime: str, folder: Path) ->
     check(place, runtime, code, errors)
 
 
-@pytest.mark.parametrize("runtime", ["local", "ray"])
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_an_example_is_planned(file: Path, runtime: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "runtime"), list(planned(file.relative_to(ROOT).as_posix() for file in EXAMPLES)))
+def test_an_example_is_planned(place: str, runtime: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a copy of the folder of examples, without the models that its user has fetched."""
     monkeypatch.setenv("HOME", str(folder))
-    code, errors = command("plan", str(folder / file.relative_to(ROOT)), f"runtime.name={runtime}")
+    code, errors = command("plan", str(folder / place), f"runtime.name={runtime}")
 
-    check(file.relative_to(ROOT).as_posix(), runtime, code, errors)
+    check(place, runtime, code, errors)
 
 
 def is_rolled_out(place: str, runtime: str) -> bool:

@@ -442,6 +442,7 @@ def test_a_good_engine_passes(name):
         assert checker.run(name) == ""
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("delays", DELAYS)
 @pytest.mark.parametrize("name", DELAYED_CHECKS)
 def test_a_good_engine_passes_under_delays(name, delays):

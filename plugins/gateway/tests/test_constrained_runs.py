@@ -57,6 +57,7 @@ def turnwise(folder, *arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinks", [False, True])
 def test_clients_get_the_form_that_they_ask_for(write_run, thinks):
     """
@@ -90,7 +91,7 @@ def test_clients_get_the_form_that_they_ask_for(write_run, thinks):
     assert [None] == [each["difference"] for each in json.loads(replayed.stdout)["sessions"]], replayed.stderr
 
 
-@pytest.mark.parametrize("number", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_replies_to_random_schemas_fit_them(write_run, number):
     """Over HTTP: each reply that no limit has cut is valid."""
     folder = write_run(program=(str(PROGRAMS / "call_schemas.py"), str(number)))
@@ -107,7 +108,7 @@ def test_replies_to_random_schemas_fit_them(write_run, number):
 
 def test_an_engine_without_grammars_is_named(write_run, monkeypatch):
     """The client's error says that the engine of the run has no grammars."""
-    folder = write_run(engine="one_reply", plugins=PLUGINS)
+    folder = write_run(program=(str(PROGRAMS / "call_schemas.py"), "1"), engine="one_reply", plugins=PLUGINS)
     install_plugin(folder / "site", "acme_one_reply", ENGINE)
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
 

@@ -158,7 +158,7 @@ def test_a_server_that_dies_is_started_again_once() -> None:
     assert added.text == "1 notes"
 
 
-@pytest.mark.many_cases(2)
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("code", [-32000, -32001, -32601, -32603, -1, 7])
 def test_an_error_of_the_protocol_is_an_answer(code: int) -> None:
     """Whatever code a server answers with, it runs on with its state: the model reads the error."""

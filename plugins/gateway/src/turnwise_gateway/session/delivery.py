@@ -79,7 +79,7 @@ class SharedCall:
         outcome: the turn, or the refusal.
         cancel: ends the sampling.
         leave: called when the last request has left.
-        partial_replies: of the requests that are streams, those that have left included.
+        partial_replies: of the requests that are streams, also of clients that have left.
     """
 
     number: int

@@ -141,7 +141,7 @@ def stream_reply(
     Let streams read a turn while it is sampled.
 
     Args:
-        partial_replies: of the requests that wait for the turn; each next part is also for those that have joined.
+        partial_replies: of the requests that wait for the turn; requests that join get each next part, too.
         draft: of the turn.
         name_call: returns the id of a call.
         build: returns the reply with a reasoning, a content and calls.

@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 TIMES ?= 12
 BUSY ?= 0
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# A file stays in one process: its tests share clusters, models and imports that take seconds.
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 READY := $(VENV)/.ready
 DEMO_OUT ?= runs/demo
 # An interpreter with the packages of requirements-gpu.txt: no environment of turnwise is needed.

@@ -87,11 +87,13 @@ def choose_part(items: list[pytest.Item], number: int, count: int) -> tuple[list
     """
     Return the tests of a part, and those of the others.
 
-    The name decides: a test stays in its part when others are added.
+    The name decides: a test stays in its part when others are added. Tests with the marker `one_part` go by the name of
+    their file, so that the run or the cluster that they share starts in one part alone.
     """
     chosen, left = [], []
     for item in items:
-        (chosen if crc32(item.nodeid.encode()) % count == number - 1 else left).append(item)
+        name = item.nodeid.partition("::")[0] if item.get_closest_marker("one_part") else item.nodeid
+        (chosen if crc32(name.encode()) % count == number - 1 else left).append(item)
     return chosen, left
 
 

@@ -17,7 +17,10 @@ NUM_GOOD = 4
 WATCHDOG_S = 240
 ON_RAY = [pytest.mark.ray, pytest.mark.slow]
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.one_part,
+]
 
 
 class Expected(NamedTuple):

@@ -17,7 +17,7 @@ from turnwise.runtime.ray.placement_groups import PlacementGroups, check_capacit
 from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.remote.supervision import PlacementError
 
-pytestmark = ON_RAY
+pytestmark = [*ON_RAY, pytest.mark.one_part]
 HERE = Path(__file__).parent
 
 NODES = (

@@ -12,7 +12,7 @@ from turnwise.config.runtime import RayConfig, RuntimeConfig
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.ray.runtime import RayRuntime
 
-pytestmark = [*ON_RAY, pytest.mark.slow]
+pytestmark = [*ON_RAY, pytest.mark.one_part, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

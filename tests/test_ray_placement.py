@@ -21,7 +21,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.placement import plan_runtime_placement
 from turnwise.runtime.ray.runtime import RayRuntime
 
-pytestmark = [*ON_RAY, pytest.mark.slow]
+pytestmark = [*ON_RAY, pytest.mark.one_part, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

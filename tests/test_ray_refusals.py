@@ -16,7 +16,7 @@ from picky_parts import PARTS, attempts, write_parts
 
 from turnwise_testing.whole_runs.scripted_run import environment_of, write_scripted_run
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.one_part]
 
 TWO_LINES = 'ConfigError("reward.limit: must be at most 3, got 4\\nreward.least: missing")'
 DATA_ERROR = 'DataError("words.txt: row 7 has no word")'

@@ -18,7 +18,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.placement import plan_runtime_placement
 from turnwise.runtime.ray.runtime import RayRuntime
 
-pytestmark = [*ON_RAY, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [*ON_RAY, pytest.mark.one_part, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 
 def make_manager(blueprint, *, reward_workers=2, judges=2, observers=(), **ray_options):

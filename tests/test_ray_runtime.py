@@ -30,7 +30,7 @@ from turnwise.events.dispatch import Observers
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 
-pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [*ON_RAY, pytest.mark.one_part, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.fixture(scope="module")

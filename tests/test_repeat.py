@@ -29,7 +29,7 @@ def find_conftest(request: pytest.FixtureRequest) -> Any:
 def test_the_parts_of_the_tests_are_all_of_them(request, names, count) -> None:
     """Each test is in one part, in the order of all, and in the same one when others are added."""
     choose_part = find_conftest(request).choose_part
-    items = [SimpleNamespace(nodeid=name) for name in sorted(names)]
+    items = [SimpleNamespace(nodeid=name, get_closest_marker=lambda _name: None) for name in sorted(names)]
 
     parts = [choose_part(items, number, count) for number in range(1, count + 1)]
 
@@ -38,6 +38,19 @@ def test_the_parts_of_the_tests_are_all_of_them(request, names, count) -> None:
         assert chosen == [each for each in items if each in chosen]
         assert [each.nodeid for each in items if each not in chosen] == [each.nodeid for each in left]
         assert (chosen, []) == choose_part(chosen, number, count)
+
+
+def test_tests_that_share_a_start_are_in_one_part(request) -> None:
+    """All tests of a file with the marker `one_part` are in the same part."""
+    names = [f"tests/test_{file}.py::test_{number}" for file in "abcdef" for number in range(9)]
+    items = [SimpleNamespace(nodeid=name, get_closest_marker={"one_part": True}.get) for name in names]
+
+    parts = [find_conftest(request).choose_part(items, number, 3)[0] for number in (1, 2, 3)]
+
+    files = [{each.nodeid.partition("::")[0] for each in part} for part in parts]
+    assert sum(map(len, parts)) == len(items)
+    assert sum(map(len, files)) == 6
+    assert min(map(len, files)) >= 1
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "/", "1/0", "-1/3"])

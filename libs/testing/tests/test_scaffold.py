@@ -217,6 +217,7 @@ def environment(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.one_part
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.ray] if kind == "engine" else []) for kind in KINDS]
 )

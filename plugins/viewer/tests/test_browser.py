@@ -18,7 +18,7 @@ from turnwise.record.trajectory import Trajectory
 from turnwise_result_files import TrajectoryWriter
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_part]
 
 
 def test_episodes_are_listed_filtered_and_opened_by_keys(tmp_path, look):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from turnwise.cli import main
 from turnwise.types import Status
 from turnwise_result_files import read_results
 from turnwise_testing.whole_runs.installation import install_plugin
@@ -74,25 +76,50 @@ def wrap_agent(agent, run):
 def wrap_reward(reward, run):
     return Capped.around(reward, note(run, "reward").most)
 """
+RollOut = Callable[..., tuple[int, str]]
 RUNTIMES = ["local", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.ray])]
 
 
-def roll_out(folder: Path, runtime: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Roll out two tasks with the plugin `acme_limits`."""
+@pytest.fixture
+def roll_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RollOut:
+    """
+    A function that rolls out two tasks with the plugin `acme_limits`, and returns the exit code and the errors.
+
+    On Ray it starts a process, because Ray's processes must find the plugin.
+    """
+
+    def roll_out(runtime: str, **options: object) -> tuple[int, str]:
+        words = write(tmp_path, runtime, options)
+        if runtime == "ray":
+            return in_process(tmp_path, words)
+        monkeypatch.syspath_prepend(str(tmp_path / SITE))
+        monkeypatch.delitem(sys.modules, "acme_limits", raising=False)
+        return main(words), capsys.readouterr().err
+
+    return roll_out
+
+
+def in_process(folder: Path, words: list[str]) -> tuple[int, str]:
+    """Run the command in a process of its own; return its exit code and its errors."""
+    command, environment = [sys.executable, "-m", "turnwise.cli", *words], environment_of(folder)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stderr
+
+
+def write(folder: Path, runtime: str, options: dict[str, object]) -> list[str]:
+    """Write the run and its plugin, and return the words of the command."""
     section = {"notes": "notes", **options}
     file = write_scripted_run(folder, num_tasks=2, plugins=[PLUGIN, "acme_limits"], acme_limits=section)
     install_plugin(folder / SITE, "acme_limits", PLUGIN_CODE)
-    words = ["rollout", str(file), f"runtime={runtime}", "runtime.num_workers=2", "--out", str(folder / "out")]
-    command = [sys.executable, "-m", "turnwise.cli", *words]
-    return subprocess.run(command, env=environment_of(folder), capture_output=True, text=True, check=False, timeout=300)
+    return ["rollout", str(file), f"runtime={runtime}", "runtime.num_workers=2", "--out", str(folder / "out")]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_an_installed_plugin_wraps_a_run(runtime: str, tmp_path: Path) -> None:
+def test_an_installed_plugin_wraps_a_run(runtime: str, roll_out: RollOut, tmp_path: Path) -> None:
     """Each process wraps each part that it builds once, and the wrapped reward gives the scores."""
-    done = roll_out(tmp_path, runtime, most=2.0)
+    code, errors = roll_out(runtime, most=2.0)
 
-    assert done.returncode == 0, done.stderr
+    assert code == 0, errors
     results = list(read_results(tmp_path / "out"))
     assert {each.status for each in results} <= {Status.COMPLETED, Status.TRUNCATED}
     assert {each.reward for each in results} == {2.0}
@@ -108,12 +135,12 @@ def test_an_installed_plugin_wraps_a_run(runtime: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("part", ["agent", "engine", "reward"])
-def test_a_wrapper_that_raises_ends_the_command(runtime: str, part: str, tmp_path: Path) -> None:
+def test_a_wrapper_that_raises_ends_the_command(runtime: str, part: str, roll_out: RollOut, tmp_path: Path) -> None:
     """The exit code is 2 before any episode, and the error names the plugin and the hook."""
-    done = roll_out(tmp_path, runtime, fails=part)
+    code, errors = roll_out(runtime, fails=part)
 
-    assert done.returncode == 2, done.stderr
-    line = next(line for line in done.stderr.splitlines() if line.startswith("turnwise: error: "))
+    assert code == 2, errors
+    line = next(line for line in errors.splitlines() if line.startswith("turnwise: error: "))
     assert f"'wrap_{part}' of plugin 'acme_limits' raised RuntimeError: no {part} today" in line
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in errors
     assert not (tmp_path / "out/trajectories.parquet").exists()

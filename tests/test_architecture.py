@@ -107,6 +107,10 @@ CORE_MAY_NAME: dict[tuple[str, str], str] = {
 """Names that are allowed in strings of the core, each with the reason; an unused entry fails the test."""
 
 
+SLOW_LIBRARIES = ("anthropic", "datasets", "mcp", "mlflow", "openai", "peft", "trl", "wandb")
+"""Libraries whose import takes a large part of a second or more of the processor."""
+
+
 def name_of(path: Path) -> str:
     """Return a path as texts show it."""
     return path.relative_to(ROOT).as_posix()
@@ -228,6 +232,24 @@ def test_imports_are_light() -> None:
     done = subprocess.run([sys.executable, "-c", code, ",".join(names)], capture_output=True, text=True, check=True)
 
     assert json.loads(done.stdout) == {name: [] for name in names}
+
+
+def test_tests_import_slow_libraries_in_functions() -> None:
+    """Each process of `make test` imports all test files, and few tests need a library of this list."""
+    files = [path for path in TESTS if path.name.startswith("test_") or path.name == "conftest.py"]
+    assert [name_of(path) for path in files if imported_at_once(path) & {*SLOW_LIBRARIES}] == []
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """Return the slow libraries that a module imports outside its functions."""
+    text = path.read_text(encoding="utf-8")
+    if not re.search(rf"^(?:import|from) (?:{'|'.join(SLOW_LIBRARIES)})\b", text, re.MULTILINE):
+        return set()
+    found = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [
+        node.module or "" if isinstance(node, ast.ImportFrom) else alias.name for node in found for alias in node.names
+    ]
+    return {name.partition(".")[0] for name in names}
 
 
 def dotted(node: ast.expr) -> str:

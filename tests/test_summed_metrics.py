@@ -90,7 +90,8 @@ def names_of(tree: ast.AST, value: ast.expr) -> set[str]:
 def test_every_recorded_metric_means_something_as_a_sum():
     """Each name in the sources of core, libraries and plugins is in the table above, and the table has no other."""
     paths = [path for pattern in ("core", "libs/*", "plugins/*") for path in ROOT.glob(f"{pattern}/src/**/*.py")]
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    trees = [ast.parse(each) for each in texts if "metrics=" in each or any(f"{name}(" in each for name in RECORDERS)]
 
     assert set().union(*map(recorded_names, trees)) == set(SUMMED)
 

@@ -1,5 +1,5 @@
 """
-Lets a coding agent from npm repair a small repository: `python agent.py claude|codex|opencode|pi`.
+Lets a coding agent from npm repair a small repository: `python agent.py claude|codex|continue|opencode|pi`.
 
 The agent is not changed. It gets a fresh home with the configuration that leads it to the model of the run, and a fresh
 copy of the repository. The score is 1 if the test of the task passes, and 0 if not.
@@ -53,6 +53,23 @@ def configure_codex(home: Path) -> Command:
     return command, {"OPENAI_API_KEY": KEY}
 
 
+def configure_continue(home: Path) -> Command:
+    """Return the command and the environment of Continue's `cn`."""
+    model = {
+        "name": MODEL,
+        "provider": "openai",
+        "model": MODEL,
+        "apiBase": OPENAI_URL,
+        "apiKey": KEY,
+        "roles": ["chat"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": {"contextLength": TOKENS, "maxTokens": 4096},
+    }
+    config = home / "continue.yaml"  # JSON is YAML, too
+    write(config, json.dumps({"name": "run", "version": "0.0.1", "schema": "v1", "models": [model]}))
+    return ["cn", "--config", str(config), "--auto", "--print"], {}
+
+
 def configure_opencode(_home: Path) -> Command:
     """Return the command and the environment of opencode."""
     provider = {
@@ -79,7 +96,7 @@ def configure_pi(home: Path) -> Command:
 
 def write(path: Path, text: str) -> None:
     """Write a file and its folders."""
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
@@ -94,6 +111,7 @@ def main() -> None:
     configure = {
         "claude": configure_claude,
         "codex": configure_codex,
+        "continue": configure_continue,
         "opencode": configure_opencode,
         "pi": configure_pi,
     }[sys.argv[1]]

@@ -21,6 +21,7 @@ COMMAND = r"sed -i 's|ordered\[middle\]$|(ordered[middle] + ordered[~middle]) / 
 ARGUMENTS = {
     "Read": lambda file: {"file_path": file},
     "Edit": lambda file: {"new_string": FIXED, "old_string": BUGGY, "file_path": file},
+    "continue Read": lambda file: {"filepath": file},
     "exec_command": lambda _file: {"cmd": COMMAND},
     "opencode read": lambda file: {"filePath": file},
     "opencode edit": lambda file: {"newString": FIXED, "oldString": BUGGY, "filePath": file},
@@ -31,6 +32,7 @@ ARGUMENTS = {
 CALLS = {
     "claude": ("Read", "Edit"),
     "codex": ("exec_command", "exec_command"),
+    "continue": ("continue Read", "Edit"),
     "opencode": ("opencode read", "opencode edit"),
     "pi": ("read", "edit"),
 }

@@ -26,6 +26,7 @@ CLIENTS = Path(__file__).parent / "clients"
 CODING_CLIS = {
     "claude": ("claude_code", "node_modules/@anthropic-ai/claude-code-*/claude"),
     "codex": ("codex", "node_modules/.bin/codex"),
+    "continue": ("continue_cli", "node_modules/.bin/cn"),
     "opencode": ("opencode", "node_modules/opencode-*/bin/opencode"),
     "pi": ("pi", "node_modules/.bin/pi"),
     "qwen": ("qwen_code", "node_modules/.bin/qwen"),

@@ -1,5 +1,5 @@
 """
-Lets a coding agent from npm repair a small repository: `python agent.py claude|codex|continue|opencode|pi`.
+Lets an unmodified coding agent repair a small repository: `python agent.py aider|claude|codex|continue|opencode|pi`.
 
 The agent is not changed. It gets a fresh home with the configuration that leads it to the model of the run, and a fresh
 copy of the repository. The score is 1 if the test of the task passes, and 0 if not.
@@ -21,6 +21,19 @@ MODEL, KEY = os.environ["TURNWISE_MODEL"], os.environ["OPENAI_API_KEY"]
 OPENAI_URL, ANTHROPIC_URL = os.environ["OPENAI_BASE_URL"], os.environ["ANTHROPIC_BASE_URL"]
 TOKENS = int(os.environ.get("CODING_CONTEXT", "32768"))
 """Length of the context that the agents are told; they summarise when it is nearly full."""
+
+
+def configure_aider(home: Path) -> Command:
+    """Return the command and the environment of aider, which edits by text and runs the test itself."""
+    limits = {"max_input_tokens": TOKENS, "max_tokens": TOKENS, "max_output_tokens": 4096}
+    known = home / "models.json"
+    # A local price list spares the requests for one; `litellm` without a file of its own would ask a server.
+    write(known, json.dumps({f"openai/{MODEL}": {**limits, "litellm_provider": "openai", "mode": "chat"}}))
+    command = ["aider", "--model", f"openai/{MODEL}", "--model-metadata-file", str(known), "--edit-format", "diff"]
+    command += ["--no-git", "--yes-always", "--no-check-update", "--no-show-release-notes", "--analytics-disable"]
+    command += ["--no-show-model-warnings", "--auto-test", "--test-cmd", "python test_median.py", "median.py"]
+    environment = {"OPENAI_API_BASE": OPENAI_URL, "OPENAI_API_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    return [*command, "--message"], environment
 
 
 def configure_claude(_home: Path) -> Command:
@@ -109,6 +122,7 @@ def passes_test(repository: Path) -> bool:
 def main() -> None:
     """Run the agent on a copy of the repository, and report the score."""
     configure = {
+        "aider": configure_aider,
         "claude": configure_claude,
         "codex": configure_codex,
         "continue": configure_continue,

@@ -29,6 +29,29 @@ ARGUMENTS = {
     "edit": lambda _file: {"edits": [{"newText": FIXED, "oldText": BUGGY}], "path": "median.py"},
 }
 """The arguments of each tool, with keys in another order than in its schema."""
+BLOCK = """\
+<think>
+Step.
+</think>
+Let me see.
+
+median.py
+```python
+<<<<<<< SEARCH
+{}
+=======
+{}
+>>>>>>> REPLACE
+```
+"""
+EDITS = {
+    "aider": (
+        BLOCK.format("    no such line", FIXED),
+        BLOCK.format(BUGGY, BUGGY + " + 1"),
+        BLOCK.format(BUGGY + " + 1", FIXED),
+    )
+}
+"""The turns of agents that read edits from texts: one does not match, the test fails after one, and one is right."""
 CALLS = {
     "claude": ("Read", "Edit"),
     "codex": ("exec_command", "exec_command"),
@@ -38,10 +61,15 @@ CALLS = {
 }
 
 
+def read_text(request):
+    """Return the text of a request, whose tokens are bytes."""
+    return bytes(request.token_ids[request.token_ids < 256].astype(np.uint8)).decode(errors="replace")
+
+
 @define(eq=False)
 class CodingModel:
     """
-    Chooses turns by the number of tool results in the context.
+    Chooses turns by the number of tool results in the context, or of earlier turns for an agent without tools.
 
     Attributes:
         chat: of the run; its tokenizer has a token for each byte.
@@ -66,9 +94,11 @@ class CodingModel:
         return 3600.0
 
     def choose(self, request):
-        text = bytes(request.token_ids[request.token_ids < 256].astype(np.uint8)).decode(errors="replace")
+        text = read_text(request)
         number = self.count_results(request)
-        if "# Tools" not in text:
+        if self.cli in EDITS:
+            answer = EDITS[self.cli][number]
+        elif "# Tools" not in text:
             answer = "Repair of a median"
         elif number == 2:
             answer = "The mean of the two in the middle is right now."
@@ -80,6 +110,8 @@ class CodingModel:
         return [*self.chat.tokenizer.encode(answer), self.chat.stop_token_ids[0]]
 
     def count_results(self, request):
+        if self.cli in EDITS:
+            return read_text(request).count("Let me see.")
         (tag,) = self.chat.tokenizer.encode("<tool_response>")
         return int(np.count_nonzero(request.token_ids == tag))
 

@@ -24,6 +24,7 @@ from turnwise_testing.probes.agent import probe_resources
 
 CLIENTS = Path(__file__).parent / "clients"
 CODING_CLIS = {
+    "aider": ("aider", "bin/aider"),
     "claude": ("claude_code", "node_modules/@anthropic-ai/claude-code-*/claude"),
     "codex": ("codex", "node_modules/.bin/codex"),
     "continue": ("continue_cli", "node_modules/.bin/cn"),

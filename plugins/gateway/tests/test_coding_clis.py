@@ -1,4 +1,4 @@
-"""Coding agents from npm on real sessions: each repairs the repository of `examples/coding_cli` by its own tools."""
+"""Coding agents on real sessions: each repairs the repository of `examples/coding_cli` by its own tools."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from coding_model import CALLS, CodingModel
+from coding_model import CALLS, EDITS, CodingModel
 from coding_sessions import PatientSessions, Wire, check_records, kinds
 
 from turnwise import Status
@@ -100,6 +100,19 @@ def test_an_agent_survives_a_cut_stream(repair, cli, turn):
     assert 1 == kinds(done).count("main"), done.counts
     assert {"main"} >= set(kinds(done)) - {"auxiliary"}, done.counts
     assert 3 == len(done.records[kinds(done).index("main")].turns())
+    check_records(done)
+
+
+@pytest.mark.parametrize("hold", [None, 1])
+@pytest.mark.parametrize("cli", EDITS)
+def test_an_agent_without_tools_repairs_a_repository(repair, cli, hold):
+    """It shows the file anew in each request, so each turn has a record; a turn with a cut stream is in none."""
+    done, output = repair(cli, hold=hold)
+
+    assert "TURNWISE_SCORE=1.0" in output
+    assert Status.COMPLETED is done.result.status
+    assert ["main"] * 3 == kinds(done), done.counts
+    assert [1, 1, 1] == [len(record.turns()) for record in done.records]
     check_records(done)
 
 

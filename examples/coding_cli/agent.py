@@ -1,5 +1,5 @@
 """
-Lets an unmodified coding agent repair a small repository: `python agent.py aider|claude|codex|continue|opencode|pi`.
+Lets an unmodified coding agent repair a small repository: `python agent.py aider|claude|codex|continue|mini|opencode|pi`.
 
 The agent is not changed. It gets a fresh home with the configuration that leads it to the model of the run, and a fresh
 copy of the repository. The score is 1 if the test of the task passes, and 0 if not.
@@ -83,6 +83,19 @@ def configure_continue(home: Path) -> Command:
     return ["cn", "--config", str(config), "--auto", "--print"], {}
 
 
+def configure_mini(home: Path) -> Command:
+    """Return the command and the environment of mini-SWE-agent, whose only tool is a shell."""
+    environment = {
+        "OPENAI_API_BASE": OPENAI_URL,
+        "OPENAI_API_KEY": KEY,
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",  # it knows no price of this model
+        "MSWEA_GLOBAL_CONFIG_DIR": str(home),
+    }
+    return ["mini", "--model", f"openai/{MODEL}", "--yolo", "--exit-immediately", "--task"], environment
+
+
 def configure_opencode(_home: Path) -> Command:
     """Return the command and the environment of opencode."""
     provider = {
@@ -126,6 +139,7 @@ def main() -> None:
         "claude": configure_claude,
         "codex": configure_codex,
         "continue": configure_continue,
+        "mini": configure_mini,
         "opencode": configure_opencode,
         "pi": configure_pi,
     }[sys.argv[1]]

@@ -23,6 +23,9 @@ ARGUMENTS = {
     "Edit": lambda file: {"new_string": FIXED, "old_string": BUGGY, "file_path": file},
     "continue Read": lambda file: {"filepath": file},
     "exec_command": lambda _file: {"cmd": COMMAND},
+    "fix bash": lambda _file: {"command": COMMAND},
+    "test bash": lambda _file: {"command": "python test_median.py"},
+    "end bash": lambda _file: {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"},
     "opencode read": lambda file: {"filePath": file},
     "opencode edit": lambda file: {"newString": FIXED, "oldString": BUGGY, "filePath": file},
     "read": lambda _file: {"path": "median.py"},
@@ -56,6 +59,7 @@ CALLS = {
     "claude": ("Read", "Edit"),
     "codex": ("exec_command", "exec_command"),
     "continue": ("continue Read", "Edit"),
+    "mini": ("fix bash", "test bash", "end bash"),  # it ends by a call
     "opencode": ("opencode read", "opencode edit"),
     "pi": ("read", "edit"),
 }
@@ -100,10 +104,11 @@ class CodingModel:
             answer = EDITS[self.cli][number]
         elif "# Tools" not in text:
             answer = "Repair of a median"
-        elif number == 2:
+        elif number == len(CALLS[self.cli]):
             answer = "The mean of the two in the middle is right now."
         else:
-            file = re.search(r"(/[\w./-]+/coding-\w+/repository)", text)[1] + "/median.py"
+            found = re.search(r"(/[\w./-]+/coding-\w+/repository)", text)
+            file = f"{found[1] if found else '.'}/median.py"
             name = CALLS[self.cli][number]
             call = json.dumps({"name": name.split()[-1], "arguments": ARGUMENTS[name](file)})
             answer = f"<think>\nStep {number}.\n</think>\nLet me see.\n<tool_call>\n{call}\n</tool_call>"

@@ -28,6 +28,7 @@ CODING_CLIS = {
     "claude": ("claude_code", "node_modules/@anthropic-ai/claude-code-*/claude"),
     "codex": ("codex", "node_modules/.bin/codex"),
     "continue": ("continue_cli", "node_modules/.bin/cn"),
+    "mini": ("mini_swe_agent", "bin/mini"),
     "opencode": ("opencode", "node_modules/opencode-*/bin/opencode"),
     "pi": ("pi", "node_modules/.bin/pi"),
     "qwen": ("qwen_code", "node_modules/.bin/qwen"),

@@ -31,6 +31,7 @@ DIALECTS = {
     "openai_agents": ("chat", "responses"),
     "openai_agents_js": ("chat", "responses"),
     "openai_js": ("chat", "responses"),
+    "openhands": ("chat", "messages"),
     "pydantic_ai": ("chat", "messages", "responses"),
     "qwen_agent": ("chat",),
     "semantic_kernel": ("chat",),

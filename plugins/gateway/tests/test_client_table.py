@@ -24,6 +24,8 @@ def test_the_page_has_every_client_in_its_pinned_version():
     assert {table.AGENTS.get(each, each) for each in AGENTS} == long_runs.keys()
     for name, line in long_runs.items():
         assert f"| {table.describe_versions(name)} | works | works |" in line
+    page = table.PAGE.read_text(encoding="utf-8")
+    assert all(table.describe_versions(name) in page for name in table.SHORT_AGENTS)
     assert DIALECTS.keys() == lines.keys()
     for name, line in lines.items():
         assert f"| {table.describe_versions(name)} |" in line

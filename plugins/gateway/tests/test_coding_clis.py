@@ -91,7 +91,7 @@ def test_an_agent_repairs_a_repository(repair, cli):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-@pytest.mark.parametrize("cli", CALLS)
+@pytest.mark.parametrize("cli", sorted(CALLS.keys() - {"mini"}))  # which asks for no stream
 def test_an_agent_survives_a_cut_stream(repair, cli, turn):
     """After a stream that breaks the agent asks again: one record, and no token is trained twice."""
     done, output = repair(cli, hold=turn)

@@ -39,7 +39,7 @@ def install(name: str, *, check: bool = False) -> Path:
         raise FileNotFoundError(f"it is not in {ROOT}: make gateway-clients CLIENTS={name}")
     shutil.rmtree(folder, ignore_errors=True)
     if kind == "pip":
-        venv.create(folder, with_pip=True)
+        make_environment(folder, VERSIONS["python"].get(name))
         command = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     else:
         folder.mkdir(parents=True)
@@ -47,6 +47,14 @@ def install(name: str, *, check: bool = False) -> Path:
     subprocess.run([*command, *packages], check=True, stdout=sys.stderr)
     done.write_text(json.dumps(packages), encoding="utf-8")
     return folder
+
+
+def make_environment(folder: Path, python: str | None) -> None:
+    """Make a virtual environment, of another version of Python if one is given."""
+    if python is None or sys.version_info[:2] == tuple(map(int, python.split("."))):
+        venv.create(folder, with_pip=True)
+    else:
+        subprocess.run([f"python{python}", "-m", "venv", str(folder)], check=True, stdout=sys.stderr)
 
 
 def main() -> int:

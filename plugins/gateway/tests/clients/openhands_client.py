@@ -5,6 +5,7 @@ import sys
 import tempfile
 
 from openhands.sdk import LLM, Action, Agent, Conversation, Observation, Tool, ToolDefinition, register_tool
+from openhands.sdk.conversation.response_utils import get_agent_final_response
 from openhands.sdk.tool import ToolExecutor
 
 
@@ -53,7 +54,7 @@ def main(url, key, dialect, stream):
         conversation = Conversation(agent=agent, workspace=folder, visualizer=None, **callbacks)
         conversation.send_message("Add 1 and 2.")
         conversation.run()
-        return conversation.agent_final_response() if hasattr(conversation, "agent_final_response") else ""
+        return get_agent_final_response(conversation.state.events)
 
 
 print(json.dumps({"answer": main(*sys.argv[1:])}))

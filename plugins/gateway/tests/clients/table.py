@@ -1,9 +1,10 @@
 """
 Runs the clients of `versions.toml` that are installed, and writes the page about them.
 
-    python plugins/gateway/tests/clients/table.py
+    python plugins/gateway/tests/clients/table.py [NAME ...]
 
-It takes some minutes. A client that is not installed keeps the line that it has, if that is of the pinned version.
+Without names it runs all of them, which takes some minutes. A client that is not run, or not installed, keeps the line
+that it has, if that is of the pinned version.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ turn that it got is in one record, once, with the right kind, and the messages o
 | agent | versions | cut streams | interrupted | it needs, or does |
 | --- | --- | --- | --- | --- |
 """
+SHORT_RUNS: Final = """
+## Coding agents in short runs
+
+These repair the repository of the [example](../../examples/coding_cli/README.md), and but for mini-SWE-agent, which asks
+for no stream, also after a stream that breaks: {}. aider has no tools, and shows the edited file anew in place of the
+old one, so each of its turns is a record.
+"""
+SHORT_AGENTS: Final = ("aider", "continue_cli", "mini_swe_agent", "pi")
 LONG_WAYS: Final = {"test_thirty_turns": "cut streams", "test_an_interrupted_run_goes_on": "interrupted"}
 AGENTS: Final = {"claude": "claude_code", "qwen": "qwen_code"}
 """Names in `versions.toml` of agents whose programs have other names."""
@@ -59,13 +68,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "-n", "2", f"--junitxml={report}"]
+        command += ["-k", " or ".join(f"{name}-" for name in sys.argv[1:])] if sys.argv[1:] else []
         files = [str(TESTS / name) for name in ("test_client_records.py", "test_long_coding_runs.py")]
         subprocess.run([*command, *files], cwd=ROOT, check=False)
         cases = list(ET.parse(report).iter("testcase"))
     clients, agents = read_tables(PAGE.read_text(encoding="utf-8"))
     lines = write_lines(read_outcomes(cases), clients, DIALECTS)
     long_runs = write_lines(read_long_runs(cases), agents, LONG_WAYS.values())
-    PAGE.write_text("".join((HEAD, *lines, LONG_RUNS, *long_runs)), encoding="utf-8")
+    short_runs = SHORT_RUNS.format(", ".join(map(describe_versions, SHORT_AGENTS)))
+    PAGE.write_text("".join((HEAD, *lines, LONG_RUNS, *long_runs, short_runs)), encoding="utf-8")
 
 
 def read_outcomes(cases: Iterable[ET.Element]) -> dict[str, dict[str, dict[str, str]]]:

@@ -111,6 +111,11 @@ def test_reasoning_alone_is_empty():
         (assistant(" a\n"), assistant("a"), {"whitespace"}),
         (assistant("a"), assistant("a</code>"), {"stop_string"}),
         (assistant("a", reasoning_content="r"), assistant("a"), {"reasoning_dropped"}),
+        (
+            assistant("a", reasoning_content=" r\n"),
+            assistant("a", reasoning_content=" r\n r\n"),
+            {"reasoning_repeated"},
+        ),
         (assistant("a", reasoning_content=" r "), assistant("a", reasoning_content="r"), {"whitespace"}),
         (assistant("a", reasoning_content="r"), assistant("<think>r</think>a"), {"think_text"}),
         (assistant("<think>r</think>a"), assistant("a"), {"reasoning_dropped"}),

@@ -111,6 +111,10 @@ ECHOES = {
         [{"role": "assistant", "content": "", "tool_calls": [CALL]}],
         {"reasoning_dropped", "text_dropped"},
     ),
+    "later: LiteLLM, streams of Messages": (
+        [{**TURN, "reasoning_content": TURN["reasoning_content"] * 2}],
+        {"reasoning_repeated"},
+    ),
     "beyond R4: smolagents": (
         [{"role": "assistant", "content": f"Let me look.\nCalling tools:\n{[LISTED]}"}],
         {"reasoning_dropped", "calls_as_text", "whitespace"},

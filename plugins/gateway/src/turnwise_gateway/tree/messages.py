@@ -34,6 +34,7 @@ TOLERANCES: Final = (
     "null_content",
     "arguments",
     "reasoning_dropped",
+    "reasoning_repeated",
     "text_dropped",
     "whitespace",
     "empty_message",
@@ -214,9 +215,22 @@ def name_tolerances(
     reasoning, kept = own.get("reasoning_content") or "", echo.get("reasoning_content") or ""
     if reasoning and not kept and "think_text" not in found:
         found.add("reasoning_dropped")
+    elif repeats_reasoning(kept.strip(), reasoning.strip()):
+        found.add("reasoning_repeated")
     elif kept and reasoning != kept:
         found.add("whitespace" if reasoning else "think_text")
     return frozenset(found)
+
+
+def repeats_reasoning(echoed: str, reasoning: str) -> bool:
+    """
+    Return whether an echo has a turn's reasoning twice; both without outer whitespace.
+
+    LiteLLM adds the whole reasoning to a stream of Messages when its signature comes, behind the parts.
+    """
+    size = len(reasoning)
+    between = echoed[size : len(echoed) - size]
+    return 0 < 2 * size <= len(echoed) and echoed == reasoning + between + reasoning and not between.strip()
 
 
 def tools_key(tools: Iterable[Any]) -> str:

@@ -26,6 +26,7 @@ from turnwise_gateway.tree.messages import (
     normalise,
     normalise_written,
     read_defaults,
+    repeats_reasoning,
     split_think,
 )
 
@@ -65,11 +66,16 @@ class ConversationNode(Generic[T]):
     written: NormalForm | None = None
 
     def agrees(self, form: NormalForm, own: NormalForm | None = None) -> bool:
-        """Return whether a message with this form is this one, with the form `own` if any; reasoning may be missing."""
+        """
+        Return whether a message with this form is this one, with the form `own` if any.
+
+        Its reasoning may be missing, or be there twice.
+        """
         reasoning, own = self.form.reasoning, self.form if own is None else own
         form = form.without_copies(own) if self.is_turn else form
         # A message of the client's may have lost its reasoning when it was first seen; a turn of the model has its own.
         kept = form.reasoning in ("", reasoning) or not (reasoning or self.is_turn)
+        kept = kept or repeats_reasoning(form.reasoning, reasoning)
         return kept and (
             form.echoes(own)
             # The calls identify the turn, so the record keeps the text, as it keeps reasoning that a client drops.

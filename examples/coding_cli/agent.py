@@ -1,5 +1,5 @@
 """
-Lets an unmodified coding agent repair a small repository: `python agent.py aider|claude|codex|continue|mini|opencode|pi`.
+Lets an unmodified coding agent repair a small repository: `python agent.py NAME`, as listed in README.md.
 
 The agent is not changed. It gets a fresh home with the configuration that leads it to the model of the run, and a fresh
 copy of the repository. The score is 1 if the test of the task passes, and 0 if not.

@@ -1,11 +1,14 @@
-"""A real run of an outside agent through the gateway, with a record for each branch of its conversation."""
+"""Runs of outside agents through the gateway: a record for each branch of a conversation, and calls to other models."""
 
+import json
 import os
 import re
 from importlib.util import find_spec
 
 import pytest
-from viewer_runs import ROOT, run_command
+from viewer_runs import ROOT, build_episode, run_command, write_run
+
+from turnwise.record.outside_call import OutsideCall
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [
@@ -66,3 +69,27 @@ def test_the_branches_of_an_outside_agent_are_a_tree(tmp_path, monkeypatch, look
     expect(text).not_to_contain_text("Are you sure?")
     page.get_by_role("link", name="Tokens", exact=True).click()
     expect(page.locator(".token.replayed[data-i]").first).to_be_visible()
+
+
+def test_calls_to_other_models_are_below_the_conversation(tmp_path, look):
+    """A judge's call has its messages, its answer and its place; a failed one is marked; the bodies are there as sent."""
+    asked = json.dumps(
+        {"messages": [{"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it 5?"}]}
+    )
+    streamed = "".join(f'data: {{"choices": [{{"delta": {{"content": "{part}"}}}}]}}\n\n' for part in ("It", " is."))
+    calls = (
+        OutsideCall(model="judge", path="/v1/chat/completions", request=asked, response=streamed, num_turns=1),
+        OutsideCall(model="user-model", status=502, request="{}", response="", num_turns=2),
+    )
+    page = look(write_run(tmp_path, [build_episode(outside_calls=calls)]), place="0/episode?key=task-0000/0")
+
+    shown = page.get_by_label("Calls to other models").locator("> details")
+    expect(shown).to_have_count(2)
+    expect(shown.first.locator("> summary")).to_contain_text(re.compile("judge.*It is..*status 200, after 1 turn"))
+    expect(shown.last.locator(".bad")).to_have_text("status 502, after 2 turns")
+    shown.first.locator("> summary").click()
+    for text in ("You judge.", "Is it 5?", "It is."):
+        expect(shown.first.locator("> .text").get_by_text(text, exact=True)).to_be_visible()
+    expect(shown.first.get_by_text("data:")).not_to_be_visible()
+    shown.first.get_by_text("as sent").click()
+    expect(shown.first.get_by_text("data:")).to_be_visible()

@@ -9,6 +9,7 @@ from attrs import evolve
 from viewer_runs import HOSTILE, build_episode, build_record, write_run
 
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.outside_call import OutsideCall
 from turnwise.types import Fault, Status, Task, TurnScore
 from turnwise_result_files.running_episodes import RUNNING_FILE
 
@@ -49,6 +50,7 @@ def write_hostile_run(folder):
         fault=fault,
         trajectories=(build_record(), build_record((5, 7))),
         scores=(TurnScore(values=(0.25, 0.5), extra={NAME: 0.5}),) * 2,
+        outside_calls=(OutsideCall(model=NAME, path=NAME, request=NAME, response=NAME),),
         lineage=(RecordLineage(kind="main"), RecordLineage(parent=0, num_shared_tokens=4, kind="branch", label=NAME)),
     )
     write_run(folder, [evolve(episode, task=task)])

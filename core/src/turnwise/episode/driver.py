@@ -119,6 +119,7 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
         messages=tuple(episode.messages),
         objective=episode.objective,
         lineage=episode.records.lineage,
+        outside_calls=tuple(episode.records.outside_calls),
         metrics=_build_metrics(episode, total_s=total_s, reward_s=ended - scoring_started),
         unfinished=unfinished and evolve(unfinished, spent_s=total_s),
         key=episode.key,

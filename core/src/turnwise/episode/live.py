@@ -38,6 +38,7 @@ from turnwise.messages import MAX_TOOL_NAME
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ReachedLimit, Room
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.outside_call import OutsideCall
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
@@ -237,9 +238,8 @@ class LiveEpisode:
 
     def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
         target = self.records.resolve(record)
-        position = self.records.locate_turn(target)
-        samples = self._samples.get(target, ())
-        turn = next((turn for turn in samples if turn.result is result and turn.position == position), None)
+        place, samples = self.records.locate_turn(target), self._samples.get(target, ())
+        turn = next((turn for turn in samples if turn.result is result and turn.position == place), None)
         if turn is None:
             raise TrajectoryError("the result was not sampled for this record, or the record has changed since")
         self._append(target, turn)
@@ -274,8 +274,7 @@ class LiveEpisode:
         self.timer.check_running()
         if self.user is None:
             raise TrajectoryError("no interaction is configured: set interaction in the config")
-        reply = self.journal.replay_reply()
-        if reply is not None:
+        if (reply := self.journal.replay_reply()) is not None:
             return reply
         with boundary("agent", f"interaction {type(self.user.interaction).__name__}"):
             reply = await self.user.respond(self.messages)
@@ -292,6 +291,9 @@ class LiveEpisode:
 
     def note_limit(self, name: str, value: int) -> None:
         self.reached = self.reached or ReachedLimit.of_agent(name, value)
+
+    def note_outside_call(self, call: OutsideCall) -> None:
+        self.records.outside_calls.append(call)
 
     def record_metric(self, name: str, value: float) -> None:
         self.counters.add_extra(name, value)
@@ -334,8 +336,7 @@ class LiveEpisode:
     def _note_sample(self, target: TokenRecord, turn: RecordedTurn) -> None:
         """Count a turn and remember that it may be appended, while the record has not changed."""
         self.counters.add_sample(turn)
-        earlier = self._samples.get(target, [])
-        self._samples[target] = [*(each for each in earlier if each.position == turn.position), turn]
+        self._samples[target] = [*(s for s in self._samples.get(target, ()) if s.position == turn.position), turn]
 
     async def _complete(self, turn: RecordedTurn) -> GenerateResult:
         """Return the result of a complete turn; end the episode at an incomplete one."""
@@ -382,8 +383,7 @@ class LiveEpisode:
             raise TrajectoryError("the record has changed while its turn was sampled")
         result = without_last_token(turn.result) if drop else turn.result
         with boundary("engine", "generate"):
-            versions, constrained = result.weight_version, turn.is_constrained
-            target.add_action(result.token_ids, result.logprobs, versions, constrained=constrained)
+            target.add_action(result.token_ids, result.logprobs, result.weight_version, constrained=turn.is_constrained)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
         self._samples.pop(target, None)
         self.counters.add_turn(turn)

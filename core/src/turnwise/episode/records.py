@@ -9,6 +9,7 @@ from turnwise.errors import BudgetExhausted, TrajectoryError
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ENGINE_CONTEXT, RECORDS, RESPONSE, Room
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
+from turnwise.record.outside_call import OutsideCall
 from turnwise.record.step_results import TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
 
@@ -22,11 +23,13 @@ class EpisodeRecords:
         limits: of the episode.
         max_context: most tokens of a context of the engine; None when unknown.
         entries: the records.
+        outside_calls: calls to other models, which are in no record.
     """
 
     limits: Limits = field(factory=Limits)
     max_context: int | None = None
     entries: list[EpisodeRecord] = field(factory=list)
+    outside_calls: list[OutsideCall] = field(factory=list)
 
     @property
     def trajectories(self) -> list[Trajectory]:

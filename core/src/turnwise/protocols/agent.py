@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from turnwise.layout import Objective
 from turnwise.record.columns import TokenRecord
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.outside_call import OutsideCall
 from turnwise.record.trajectory import Mark, Trajectory
 from turnwise.types import (
     Capabilities,
@@ -241,6 +242,9 @@ class Episode(Protocol):
 
     def note_limit(self, name: str, value: int) -> None:
         """Note that the agent ends the episode by its own limit; `name` is the option, such as `max_turns`."""
+
+    def note_outside_call(self, call: OutsideCall) -> None:
+        """Note a call of the agent's program to another model than the policy; the result of the episode holds it."""
 
     def record_metric(self, name: str, value: float) -> None:
         """Add to a number of this episode's metrics; a level or a maximum makes no sense as a sum."""

@@ -13,6 +13,7 @@ from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.outside_call import OutsideCall
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
@@ -51,6 +52,7 @@ class EpisodeResult:
         objective: way of sampling of records with blocks; meaningless for other records.
         lineage: relation of each trajectory to the others; empty without a described or branched record.
         metrics: counts and wall-clock times.
+        outside_calls: calls of the agent's program to other models than the policy, in the order of their ends.
         unfinished: state from which an aborted episode can resume; see `RolloutManager.unfinished`.
         key: of the attempt, by which logs, events and spans name the episode; empty for one that did not run.
         worker: name of the worker that ran it.
@@ -70,6 +72,7 @@ class EpisodeResult:
     objective: Objective = field(default=Objective.EXACT, converter=Objective)
     lineage: tuple[RecordLineage, ...] = ()
     metrics: EpisodeMetrics = field(factory=EpisodeMetrics)
+    outside_calls: tuple[OutsideCall, ...] = ()
     unfinished: UnfinishedEpisode | None = None
     key: str = ""
     worker: str = ""

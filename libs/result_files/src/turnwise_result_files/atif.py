@@ -10,8 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
+from turnwise.record.outside_call import OutsideCall
 from turnwise.types import FloatArray, JsonDict, Message, TokenArray
 from turnwise_result_files.messages import calls_of, text_of
+from turnwise_result_files.outside_calls import read_answer, read_messages
 from turnwise_strict_json import read_arguments
 
 ATIF_VERSION: Final = "ATIF-v1.7"
@@ -87,6 +89,31 @@ def build_document(
         "final_metrics": {**dict(zip(names, totals, strict=True)), "total_steps": len(steps)},
     }
     return document if extra is None else document | {"extra": extra}
+
+
+def add_outside_calls(document: JsonDict, calls: Sequence[OutsideCall]) -> JsonDict:
+    """
+    Return a document with a further trajectory of a sub-agent for each call to another model than the policy.
+
+    All of its steps are copied context, since nothing in it was sampled here. Its `extra` has the place of the call,
+    which is the number of turns of the policy before it, and the bodies as they were sent.
+    """
+    if not calls:
+        return document
+    earlier = document.get("subagent_trajectories", ())
+    name = document["session_id"]
+    added = [_export_outside_call(f"{name}-outside-{number}", call) for number, call in enumerate(calls, 1)]
+    return document | {"subagent_trajectories": [*earlier, *added]}
+
+
+def _export_outside_call(session_id: str, call: OutsideCall) -> JsonDict:
+    steps: Steps = []
+    for message in (*read_messages(call), {"role": "assistant", "content": read_answer(call)}):
+        # A result of a tool would join a step of this agent: here it stays a message.
+        add_step(steps, message if message["role"] != "tool" else {**message, "role": "user"}, is_given=True)
+    agent: JsonDict = {"name": call.model or "model", "version": "", "model_name": call.model}
+    sent = {name: getattr(call, name) for name in ("path", "status", "request", "response")}
+    return build_document(session_id, agent, steps, totals=(0, 0, 0), extra={"after_turns": call.num_turns, **sent})
 
 
 def _call(name: str, function: str, arguments: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from turnwise.record.columns import DTYPES, NO_VERSION, Origin
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
@@ -98,8 +99,13 @@ def _shared_columns(result: EpisodeResult) -> Row:
         "task_extra": task.extra,
         **{name: getattr(metrics, name) for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")},
         "replicas": list(metrics.replicas),
+        "outside_calls": list(map(_outside_columns, result.outside_calls)),
         "metrics_extra": metrics.extra,
     }
+
+
+def _outside_columns(call: OutsideCall) -> Row:
+    return {name: plain_text(value) if isinstance(value, str) else value for name, value in asdict(call).items()}
 
 
 def _record_columns(record: Trajectory, line: RecordLineage | None, decode: Callable[[TokenArray], str] | None) -> Row:
@@ -151,6 +157,7 @@ def read_episode(row: Row) -> EpisodeResult:
         fault=fault,
         limit=limit,
         messages=tuple(row["messages"]),
+        outside_calls=tuple(OutsideCall(**call) for call in row.get("outside_calls") or ()),
         metrics=EpisodeMetrics(**numbers, replicas=tuple(row["replicas"] or ()), extra=row["metrics_extra"]),
     )
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from attrs import fields as attributes_of
 
 from turnwise.record.limit import ReachedLimit
+from turnwise.record.outside_call import OutsideCall
 from turnwise.types import Fault
 
 _SEGMENT: Final = pa.struct(
@@ -20,6 +21,9 @@ _LINEAGE: Final = pa.struct(
         *((name, pa.string()) for name in ("kind", "label")),
         ("trained", pa.bool_()),
     ]
+)
+_OUTSIDE_CALL: Final = pa.struct(
+    [(each.name, pa.int64() if each.type == "int" else pa.string()) for each in attributes_of(OutsideCall)]
 )
 _IDS: Final = pa.list_(pa.int32())
 ARRAYS: Final[Mapping[str, pa.DataType]] = {
@@ -37,10 +41,10 @@ SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
 FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
 LIMIT: Final = tuple(attribute.name for attribute in attributes_of(ReachedLimit))
 JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the columns, in the metadata of Parquet files under `turnwise_schema`; it rises with each change."""
 
-ADDED: Final[Mapping[str, int]] = {"replicas": 2, **{f"limit_{name}": 3 for name in LIMIT}}
+ADDED: Final[Mapping[str, int]] = {"replicas": 2, **{f"limit_{name}": 3 for name in LIMIT}, "outside_calls": 4}
 """Columns that files of earlier versions lack, with the version that added them; rows of such files have null."""
 
 ATTEMPT: Final = ("key", "worker")
@@ -56,6 +60,7 @@ SCHEMA: Final = pa.schema(
         *ARRAYS.items(),
         ("segments", pa.list_(_SEGMENT)),
         ("lineage", _LINEAGE),
+        ("outside_calls", pa.list_(_OUTSIDE_CALL)),
         *((name, pa.string()) for name in ("prompt_text", "response_text", "score_level", "score_at")),
         ("reward", pa.float64()),
         ("score_values", pa.list_(pa.float64())),
@@ -71,6 +76,8 @@ Columns of `trajectories.parquet`. Every row repeats the columns of its episode;
 `lineage` is null for an episode without a described or branched record. `trajectory_index` is null for an episode
 without a trajectory, whose other columns are kept. These columns hold JSON text: messages, ground_truth, task_messages,
 task_extra, score_extra, num_tokens, metrics_extra. `key` names the attempt in logs, events, spans and the trace file.
+
+`outside_calls` are the `turnwise.record.outside_call.OutsideCall` of the episode.
 
 `limit_name`, `limit_value` and `limit_reason` are the `turnwise.record.limit.ReachedLimit` that ended a truncated
 episode; null without one.

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from turnwise import EpisodeResult, Trajectory
 from turnwise.types import JsonDict
-from turnwise_result_files.atif import Steps, add_step, build_document, token_metrics
+from turnwise_result_files.atif import Steps, add_outside_calls, add_step, build_document, token_metrics
 
 
 def to_atif(result: EpisodeResult, *, model: str = "") -> JsonDict:
@@ -14,7 +14,8 @@ def to_atif(result: EpisodeResult, *, model: str = "") -> JsonDict:
     Return an episode as an ATIF object.
 
     The tokens and log-probabilities of a turn are in the metrics of its step where the episode has one record with a
-    turn for each message of the model. The reward and the rest of the episode are in `extra`.
+    turn for each message of the model. The reward and the rest of the episode are in `extra`. Each call to another
+    model than the policy is a trajectory of a sub-agent.
 
     Args:
         result: an episode with at least one message.
@@ -30,7 +31,8 @@ def to_atif(result: EpisodeResult, *, model: str = "") -> JsonDict:
         agent["model_name"] = model
     num_prompt = sum(trajectory.num_prompt_tokens for trajectory in result.trajectories)
     totals = (num_prompt, int(result.metrics.num_tokens.get("action", 0)), result.metrics.num_cached_tokens)
-    return build_document(result.uid, agent, steps, totals=totals, extra=_extra(result))
+    document = build_document(result.uid, agent, steps, totals=totals, extra=_extra(result))
+    return add_outside_calls(document, result.outside_calls)
 
 
 def _add_tokens(steps: Steps, result: EpisodeResult) -> None:

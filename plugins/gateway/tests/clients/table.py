@@ -53,9 +53,9 @@ turn that it got is in one record, once, with the right kind, and the messages o
 SHORT_RUNS: Final = """
 ## Coding agents in short runs
 
-These repair the repository of the [example](../../examples/coding_cli/README.md), and but for mini-SWE-agent, which asks
-for no stream, also after a stream that breaks: {}. aider has no tools, and shows the edited file anew in place of the
-old one, so each of its turns is a record.
+These repair the repository of the [example](../../examples/coding_cli/README.md), and but for mini-SWE-agent, which
+asks for no stream, also after a stream that breaks: {}. aider has no tools, and shows the edited file anew in place of
+the old one, so each of its turns is a record.
 """
 SHORT_AGENTS: Final = ("aider", "continue_cli", "mini_swe_agent", "pi")
 LONG_WAYS: Final = {"test_thirty_turns": "cut streams", "test_an_interrupted_run_goes_on": "interrupted"}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import asdict
 from gateway_processes import chat, converse, run_turnwise, serve, write_run
 
+from turnwise.record.outside_call import OutsideCall
 from turnwise_result_files import read_results
+from turnwise_result_files.outside_calls import read_answer, read_messages
 
 pytestmark = pytest.mark.usefixtures("starts_a_process")
 KEY = "JUDGE_KEY_OF_THE_TEST"
@@ -39,6 +43,28 @@ def ask_in_each_dialect(session: dict[str, Any], question: str) -> list[str]:
     return [text or "" for text in texts]
 
 
+def check_outside_calls(calls: Sequence[OutsideCall], texts: list[str]) -> None:
+    """Six calls have the texts as answers, of three APIs plainly and in streams; the last one counts tokens."""
+    assert texts == [read_answer(call) for call in calls[:-1]]
+    assert "input_tokens" in read_answer(calls[-1])
+    for call in calls:
+        assert ("judge", 200, 4) == (call.model, call.status, call.num_turns)
+        assert [{"role": "user", "content": "Is it right?"}] == read_messages(call)
+
+
+def check_exports(folder: Path, shown: Sequence[Any], texts: list[str]) -> None:
+    """The session as JSON and in ATIF has the calls, and so has the finished episode in ATIF."""
+    (result,) = read_results(folder / "out")
+    plain, live = shown
+    assert [asdict(call) for call in result.outside_calls] == plain["outside_calls"]
+    converted = run_turnwise(folder, "convert", folder / "out", "--to", "atif", "--out", folder / "atif.jsonl")
+    assert 0 == converted.returncode, converted.stderr
+    for exported in (live, json.loads((folder / "atif.jsonl").read_text())):
+        asked = [each for each in exported["subagent_trajectories"] if each["agent"]["name"] == "judge"]
+        assert texts == [each["steps"][-1]["message"] for each in asked[:-1]]
+        assert all(each["extra"]["after_turns"] == 4 and each["steps"][-1]["is_copied_context"] for each in asked)
+
+
 @pytest.mark.slow
 def test_a_judge_behind_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's calls of the judge reach it, are kept with the requests, and enter no record of the run."""
@@ -62,6 +88,7 @@ def test_a_judge_behind_another_server(tmp_path: Path, monkeypatch: pytest.Monke
                 "option models"
                 in chat({**session, "model": "o1"}, [{"role": "user", "content": "Hm?"}], 400)["message"]
             )
+            shown = [served.control("GET", f"/sessions/{session['id']}?format={each}") for each in ("json", "atif")]
             served.control("DELETE", f"/sessions/{session['id']}")
             assert 0 == served.stop()[0]
         other.control("DELETE", f"/sessions/{judge['id']}")
@@ -78,6 +105,8 @@ def test_a_judge_behind_another_server(tmp_path: Path, monkeypatch: pytest.Monke
     assert [7, 0, 1] == [
         extra[f"gateway/{name}"] for name in ("forwarded_calls", "forwarded_failures", "refused_unsupported")
     ]
+    check_outside_calls(result.outside_calls, texts)
+    check_exports(folder, shown, texts)
     (file,) = (folder / "out/requests").iterdir()
     events = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     forwarded = [event for event in events if event["event"] == "forwarded"]

@@ -37,6 +37,7 @@ _MODULES: Final = {
     **dict.fromkeys(("TokenScore", "TrajectoryScore", "TurnScore"), "turnwise"),
     **dict.fromkeys(("Fault", "Placement"), "turnwise.types"),
     "check_trajectory": "turnwise.record.invariants",
+    "OutsideCall": "turnwise.record.outside_call",
     "ReachedLimit": "turnwise.record.limit",
     "RecordLineage": "turnwise.record.lineage",
     **dict.fromkeys(("inf", "nan"), "math"),
@@ -78,6 +79,9 @@ class _Writer:
                 [self.call("RecordLineage", self.literals(asdict(each))) for each in episode.lineage]
             ),
         }
+        if episode.outside_calls:
+            calls = [self.call("OutsideCall", self.literals(asdict(each))) for each in episode.outside_calls]
+            arguments["outside_calls"] = self.sequence(calls)
         if fault is not None:
             arguments["fault"] = self.call("Fault", self.literals(asdict(fault) | {"traceback": ""}))
         if episode.limit is not None:

@@ -8,14 +8,17 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from attrs import asdict
 from numpy.typing import NDArray
 
 from turnwise.errors import DataError, describe
 from turnwise.record.columns import NO_VERSION, Origin
+from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import scored_tokens
 from turnwise.types import JsonDict, Message
 from turnwise_result_files.episode_rows import read_texts
 from turnwise_result_files.messages import calls_of
+from turnwise_result_files.outside_calls import read_answer, read_messages
 from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, LIMIT, SECONDS
 from turnwise_result_files.trajectories import UNREADABLE
 from turnwise_viewer.token_text import TokenTexts
@@ -61,9 +64,15 @@ def describe_episode(rows: Sequence[Row]) -> JsonDict:
             "extra": texts["task_extra"],
         },
         "messages": list(map(_show_message, texts["messages"])),
+        "outside_calls": [_describe_outside_call(OutsideCall(**call)) for call in first.get("outside_calls") or ()],
         "metrics": metrics | {"num_tokens": texts["num_tokens"], "extra": texts["metrics_extra"]},
         "records": [_describe_record(row) for row in rows if row["trajectory_index"] is not None],
     }
+
+
+def _describe_outside_call(call: OutsideCall) -> JsonDict:
+    """Return a call to another model with its messages and its answer as texts, and with the bodies as they were."""
+    return {**asdict(call), "messages": list(map(_show_message, read_messages(call))), "answer": read_answer(call)}
 
 
 def _show_message(message: Message) -> JsonDict:

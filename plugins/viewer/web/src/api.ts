@@ -125,6 +125,21 @@ export interface Message {
   reasoning_content?: unknown;
 }
 
+/** A call of the agent's program to another model than the policy; no record has it. */
+export interface OutsideCall {
+  model: string;
+  path: string;
+  /** 0 when there was no response. */
+  status: number;
+  /** The bodies, as they were sent. */
+  request: string;
+  response: string;
+  /** Turns of the policy before it. */
+  num_turns: number;
+  messages: Message[];
+  answer: string;
+}
+
 export interface Episode {
   key: string;
   uid: string;
@@ -145,6 +160,7 @@ export interface Episode {
   fault: { owner: string; kind: string; message: string; traceback: string } | null;
   task: { messages: Message[]; ground_truth: unknown; agent_name: string; extra: Record<string, unknown> };
   messages: Message[];
+  outside_calls: OutsideCall[];
   metrics: Record<string, number> & { num_tokens: Record<string, number>; extra: Record<string, number> };
   records: EpisodeRecord[];
   /** Most response tokens of a record; null if the run has no config. */

@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type Run, type Tokens, type Turn } from "./api";
+import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type OutsideCall, type Run, type Tokens, type Turn } from "./api";
 import { Copy, Fact, Problem, Status, Text, useKeys, useLoaded } from "./parts";
 import { Paths } from "./paths";
 import { link, type Place } from "./router";
@@ -188,6 +188,7 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
           <Text text={record.response_text} />
         </section>
       )}
+      {episode.outside_calls.length > 0 && <OutsideCalls calls={episode.outside_calls} />}
       {(episode.status === "truncated" || episode.status === "timed_out") && (
         <p class="cut">✂ The episode was {episode.status === "timed_out" ? "stopped by its deadline" : isUsedUp ? `truncated: it used its budget of ${number(episode.response_budget)} response tokens` : "truncated: it reached a limit of tokens or turns"}.</p>
       )}
@@ -247,6 +248,38 @@ function MessageView({ unfolded, message, index, chosen, address, tokens, limit 
             call <code>{literal(call.function?.name ?? "?")}</code> <Preview text={prettyArguments(call.function?.arguments)} />
           </summary>
           <Text text={prettyArguments(call.function?.arguments)} />
+        </details>
+      ))}
+    </section>
+  );
+}
+
+/** Calls of the agent's program to other models: context for people, which no record has. */
+function OutsideCalls({ calls }: { calls: OutsideCall[] }) {
+  return (
+    <section class="outside" aria-label="Calls to other models">
+      <h2>calls to other models</h2> <span class="dim">not trained; no record has them</span>
+      {calls.map((call, index) => (
+        <details class="message other" aria-label={`call ${index} to another model`}>
+          <summary>
+            <h2 class="name">{literal(call.model)}</h2> <Preview text={call.answer} />{" "}
+            <span class={call.status >= 400 || call.status === 0 ? "bad" : "dim"}>
+              {call.status ? `status ${call.status}` : "no response"}, after {call.num_turns} {call.num_turns === 1 ? "turn" : "turns"}
+            </span>
+          </summary>
+          {call.messages.map((message) => (
+            <>
+              <h3>{literal(message.role ?? "?")}</h3>
+              <Text text={asText(message.content)} />
+            </>
+          ))}
+          <h3>answer</h3>
+          <Text text={call.answer} />
+          <details>
+            <summary>request and response of {literal(call.path)} as sent</summary>
+            <Text text={call.request} />
+            <Text text={call.response} />
+          </details>
         </details>
       ))}
     </section>

@@ -74,4 +74,4 @@ class EpisodeSnapshot:
         raise TrajectoryError(f"episode {self.uid} is finished: a reward can read it but not continue it")
 
     generate = sample = append = observe = force = call_tool = interact = begin
-    branch = close_record = describe_record = begin
+    branch = close_record = describe_record = note_outside_call = begin

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import asdict
+
 from turnwise.types import JsonDict, Message
 from turnwise_gateway.calls import DeliveredTurn, ModelReply
 from turnwise_gateway.control.agent_session import AgentSession
 from turnwise_gateway.session.lineage import find_kinds
-from turnwise_result_files.atif import Steps, add_step, build_document, token_metrics
+from turnwise_result_files.atif import Steps, add_outside_calls, add_step, build_document, token_metrics
 
 
 def show_session(session: AgentSession, form: str = "json") -> JsonDict:
@@ -16,8 +18,8 @@ def show_session(session: AgentSession, form: str = "json") -> JsonDict:
     Return a session in the form `json` or `atif`.
 
     As JSON it has its scores, its turns with their token ids by record, the lineage of the records, and the episode
-    once that is in a file of results. In ATIF, the record of the first turn is the trajectory; every other record is a
-    sub-agent's trajectory.
+    once that is in a file of results. In ATIF, the record of the first turn is the trajectory; every other record and
+    every call to another model is a sub-agent's trajectory.
     """
     return _export_session(session) if form == "atif" else _describe_session(session)
 
@@ -36,6 +38,7 @@ def _describe_session(session: AgentSession) -> JsonDict:
         "score": session.reported_score(),
         "records": records,
         "lineage": _describe_lineage(session),
+        "outside_calls": [asdict(call) for call in session.session.others.noted],
         "episode": session.outcome,
     }
 
@@ -67,7 +70,7 @@ def _export_session(session: AgentSession) -> JsonDict:
         exported["subagent_trajectories"] = [
             _export(f"{name}-{number}", agent, turns) for number, turns in enumerate(others, 1)
         ]
-    return exported
+    return add_outside_calls(exported, session.session.others.noted)
 
 
 def _record_of(turn: DeliveredTurn) -> str:

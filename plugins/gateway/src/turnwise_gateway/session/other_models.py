@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from attrs import define
+from attrs import define, field
 
+from turnwise import Episode
+from turnwise.record.outside_call import OutsideCall, shorten
 from turnwise_gateway.calls import ForwardedCall
 from turnwise_gateway.models import Endpoint
 from turnwise_gateway.session.door import SessionDoor
@@ -24,14 +26,18 @@ class ForwardedCalls:
     Attributes:
         options: of the session.
         door: of its calls.
+        episode: that notes them.
         admit: counts a call, and refuses it when the session has made all its calls.
         count: adds to a metric.
+        noted: the calls that were answered, in the order of their ends.
     """
 
     options: SessionOptions
     door: SessionDoor
+    episode: Episode
     admit: Callable[[], None]
     count: Callable[[str, float], None]
+    noted: list[OutsideCall] = field(factory=list, init=False)
 
     @property
     def has_endpoints(self) -> bool:
@@ -56,4 +62,15 @@ class ForwardedCalls:
     def _note(self, call: ForwardedCall) -> None:
         self.count("forwarded_calls", 1)
         self.count("forwarded_failures", call.status >= _FIRST_ERROR or call.status == 0)
+        request, response = (shorten(text.decode("utf-8", "replace")) for text in (call.body, call.response))
+        noted = OutsideCall(
+            model=call.model,
+            path=call.path,
+            status=call.status,
+            request=request,
+            response=response,
+            num_turns=len(self.episode.turn_records),
+        )
+        self.noted.append(noted)
+        self.episode.note_outside_call(noted)
         self.door.tell(lambda each: each.on_forwarded(call))

@@ -92,7 +92,7 @@ class Session:
         parts = self.parts
         self.limits = CallLimits.of_context(self.episode.max_tokens)
         self.door = SessionDoor(self.fail, self.changed)
-        self.others = ForwardedCalls(parts.options, self.door, self._admit, self._count)
+        self.others = ForwardedCalls(parts.options, self.door, self.episode, self._admit, self._count)
         self._left = LeftCalls(parts.options.finish_left_calls, self.door, self._count)
         self._ids = CallIds(parts.chat)
         split, calls = parts.split or split_think, find_call_reader(parts.parser, parts.chat)

@@ -72,10 +72,9 @@ def test_the_branches_of_an_outside_agent_are_a_tree(tmp_path, monkeypatch, look
 
 
 def test_calls_to_other_models_are_below_the_conversation(tmp_path, look):
-    """A judge's call has its messages, its answer and its place; a failed one is marked; the bodies are there as sent."""
-    asked = json.dumps(
-        {"messages": [{"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it 5?"}]}
-    )
+    """A judge's call has its messages, its answer, its place and the bodies as sent; a failed one is marked."""
+    messages = [{"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it 5?"}]
+    asked = json.dumps({"messages": messages})
     streamed = "".join(f'data: {{"choices": [{{"delta": {{"content": "{part}"}}}}]}}\n\n' for part in ("It", " is."))
     calls = (
         OutsideCall(model="judge", path="/v1/chat/completions", request=asked, response=streamed, num_turns=1),

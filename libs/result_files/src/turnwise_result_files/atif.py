@@ -100,7 +100,7 @@ def add_outside_calls(document: JsonDict, calls: Sequence[OutsideCall]) -> JsonD
     """
     if not calls:
         return document
-    earlier = document.get("subagent_trajectories", ())
+    earlier: Any = document.get("subagent_trajectories", ())
     name = document["session_id"]
     added = [_export_outside_call(f"{name}-outside-{number}", call) for number, call in enumerate(calls, 1)]
     return document | {"subagent_trajectories": [*earlier, *added]}

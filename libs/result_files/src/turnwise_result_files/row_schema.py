@@ -9,7 +9,6 @@ import pyarrow as pa
 from attrs import fields as attributes_of
 
 from turnwise.record.limit import ReachedLimit
-from turnwise.record.outside_call import OutsideCall
 from turnwise.types import Fault
 
 _SEGMENT: Final = pa.struct(
@@ -23,7 +22,10 @@ _LINEAGE: Final = pa.struct(
     ]
 )
 _OUTSIDE_CALL: Final = pa.struct(
-    [(each.name, pa.int64() if each.type == "int" else pa.string()) for each in attributes_of(OutsideCall)]
+    [
+        *((name, pa.string()) for name in ("model", "path", "request", "response")),
+        *((name, pa.int64()) for name in ("status", "num_turns")),
+    ]
 )
 _IDS: Final = pa.list_(pa.int32())
 ARRAYS: Final[Mapping[str, pa.DataType]] = {

@@ -1,8 +1,8 @@
 """
 Trains the calculator's tiny model through a real program with instructor or DSPy, and writes the curve.
 
-    python benchmarks/structured_training.py instructor --python INSTRUCTOR_ENV/bin/python --out runs/structured_instructor
-    python benchmarks/structured_training.py dspy --python DSPY_ENV/bin/python --out runs/structured_dspy
+    python benchmarks/structured_training.py instructor --python ENVIRONMENT/bin/python --out runs/instructor
+    python benchmarks/structured_training.py dspy --python ENVIRONMENT/bin/python --out runs/dspy
 
 The gateway serves the program with `structured_output: wish`: the model may answer anything, and the program's library
 checks the reply and asks again by itself. A right answer has the reward 1, half for each retry. The program runs in the

@@ -23,7 +23,7 @@ class NextOperation(dspy.Signature):
     operation: str = dspy.OutputField()
 
 
-def ask(session: dict[str, Any], _question: str, counts: Counter[str]) -> Any:  # noqa: ANN401 - see `Ask`
+def ask(session: dict[str, Any], _question: str, counts: Counter[str]) -> Any:
     """Return a function that asks for the next operation, each time in a new conversation."""
     # DSPy asks for JSON from models alone whose names it knows to have it.
     place = {"api_base": session["openai_base_url"], "api_key": session["api_key"]}

@@ -27,7 +27,7 @@ class calculator(BaseModel):  # noqa: N801 - the name of the tool that the model
         return value
 
 
-def ask(session: dict[str, Any], question: str, counts: Counter[str]) -> Any:  # noqa: ANN401 - see `Ask`
+def ask(session: dict[str, Any], question: str, counts: Counter[str]) -> Any:
     """Return a function that asks for the next call in one conversation."""
     openai = OpenAI(base_url=session["openai_base_url"], api_key=session["api_key"], max_retries=0)
     client = instructor.from_openai(openai, mode=instructor.Mode.TOOLS)

@@ -78,7 +78,7 @@ def teach(python: Path, out: Path) -> Path:
 def train(name: str, python: Path, out: Path, model: Path, steps: int) -> None:
     """Train with the program at the side of the run."""
     control, log = out / "control.json", out / "program.jsonl"
-    prompt_length = 1024 if name == "dspy" else 640
+    prompt_length = 1400
     places = {"model": model, "tasks": TASKS, "control": control, "prompt_length": prompt_length, "steps": steps}
     (out / "train.yaml").write_text(CONFIG.format(**places), encoding="utf-8")
     with (out / "program.txt").open("w", encoding="utf-8") as output:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
-NOTES: Final = {"command": sys.executable, "args": [str(ROOT / "plugins/mcp_tools/tests/notes_server.py")]}
+NOTES: Final = {"command": sys.executable, "args": [str(ROOT / "tests/plain_mcp_server.py")]}
 _DEMO: Final = "package:turnwise_calculator_demo"
 _TAGS: Final = ("<Parallel>", "</Parallel>", "<Path>", "</Path>", "<Summary>", "</Summary>")
 _OTHER_TAGS: Final = ("<Split>", "</Split>", "<Way>", "</Way>", "<End>", "</End>")

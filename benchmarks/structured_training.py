@@ -9,7 +9,7 @@ checks the reply and asks again by itself. A right answer has the reward 1, half
 environment of its library (`make gateway-clients CLIENTS="instructor dspy"` makes both), and leases its tasks.
 
 The model knows calls of a calculator, so instructor's tool is that call, and the training starts with the model as it
-is. The prompt of DSPy's adapters is new to it, so it learns 96 of the tasks by `turnwise sft` before.
+is. The prompt of DSPy's adapters is new to it, so it learns 192 of the tasks by `turnwise sft` before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from turnwise_calculator_demo import model_dir
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "structured_agents"
 TASKS = ROOT / "examples/train_calculator.jsonl"
-NUM_DEMONSTRATIONS = 96
+NUM_DEMONSTRATIONS = 192
 """Tasks at the head of the file that DSPy's demonstrations solve."""
 CONFIG = """\
 model: {{path: "{model}"}}
@@ -48,12 +48,12 @@ rollout:
   prompt_length: {prompt_length}
   response_length: 640
   max_records: 16
-  max_in_flight: 16
+  max_in_flight: 32
   sampling: {{temperature: 1.0, max_tokens: 96}}
   deadlines: {{episode_s: 600}}
 train:
   num_steps: {steps}
-  tasks_per_step: 8
+  tasks_per_step: 16
   algorithm: {{adv_estimator: grpo, clip_ratio_high: 0.28, ppo_mini_batch_size: 64, old_log_probs: rollout}}
   optimizer: {{lr: 1.2e-3, noise_adaptive: true, betas: [0.9, 0.95], grad_clip: 0.2, weight_decay: 0.0}}
   policy: {{device: cpu, max_tokens_per_micro_batch: 4096, num_threads: 1}}

@@ -24,7 +24,7 @@ from turnwise.types import Capabilities, FinishReason, GenerateRequest, Generate
 from turnwise_testing.checks.check import register
 from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.engines.scripted import Failure, ScriptedEngine
-from turnwise_testing.probes.agent import AgentProbe, Run, probe_resources
+from turnwise_testing.probes.agent import Abort, AgentProbe, Run, probe_resources
 from turnwise_testing.probes.engine import expect, expect_equal
 
 AgentCheck = Callable[[AgentProbe], Coroutine[Any, Any, None]]
@@ -167,11 +167,12 @@ async def check_engine_failure_is_the_engines(probe: AgentProbe) -> None:
 @_check
 async def check_abort_keeps_what_was_sampled(probe: AgentProbe) -> None:
     """An aborted episode ends soon, as aborted, with the tokens that it had."""
-    for after_s in (0.0, 0.05, 0.6):
+    # An agent in a process of its own may need seconds for its first request, so the last abort waits for that.
+    for abort in (Abort(0.0), Abort(0.05), Abort(0.6, in_turn=True)):
         engine = probe.slow_engine(turn_s=_SLOW_TURN_S)
         await engine.start()
-        run = await probe.run(probe.tasks[0], engine=engine, abort_after_s=after_s)
-        expect_equal(run.result.status, Status.ABORTED, f"status when aborted after {after_s} s")
+        run = await probe.run(probe.tasks[0], engine=engine, abort=abort)
+        expect_equal(run.result.status, Status.ABORTED, f"status when aborted after {abort.after_s} s")
         _expect_sound(run)
 
 

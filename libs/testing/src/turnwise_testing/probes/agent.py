@@ -12,11 +12,11 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from typing import Any, ClassVar
 
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
@@ -122,12 +122,18 @@ def make_task(number: int = 0, **changes: Any) -> Task:
     return evolve(Task(messages=(question,), uid=f"probe-{number}", sample_index=number), **changes)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class RecordingEngine:
-    """Passes on to an engine and keeps its answers by trajectory id, in order."""
+    """
+    Passes on to an engine and keeps its answers by trajectory id, in order.
+
+    Attributes:
+        on_request: called with each request that the engine gets.
+    """
 
     engine: EngineClient
     answers: dict[str, list[GenerateResult]] = field(factory=dict)
+    on_request: Callable[[], object] = lambda: None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -136,6 +142,7 @@ class RecordingEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Continue a context."""
+        self.on_request()
         result = await self.engine.generate(request)
         self.answers.setdefault(request.trajectory_id.partition("/")[0], []).append(result)
         return result
@@ -143,6 +150,20 @@ class RecordingEngine:
     async def abort(self, request_id: str) -> None:
         """End a request early."""
         await self.engine.abort(request_id)
+
+
+@frozen
+class Abort:
+    """
+    When an episode is told to stop.
+
+    Attributes:
+        after_s: seconds until then.
+        in_turn: they begin with a request to the engine, and not with the episode.
+    """
+
+    after_s: float
+    in_turn: bool = False
 
 
 @frozen(kw_only=True, eq=False)
@@ -234,7 +255,7 @@ class AgentProbe:
         engine: EngineClient | None = None,
         limits: Limits | None = None,
         reward: Reward | None = None,
-        abort_after_s: float | None = None,
+        abort: Abort | None = None,
     ) -> Run:
         """
         Run one episode through the real driver, with invariants checked.
@@ -245,7 +266,7 @@ class AgentProbe:
             engine: in place of a new one; it must have been started.
             limits: in place of the probe's.
             reward: scores the episode.
-            abort_after_s: seconds after which the episode is told to stop.
+            abort: when the episode is told to stop.
         """
         client = RecordingEngine(engine or await self._started())
         recipe = EpisodeProgram(agent=agent or self.make_agent(), reward=reward, tools=ToolBox(self.resources.tools))
@@ -257,8 +278,12 @@ class AgentProbe:
                     engine=client, spawn=group.create_task, interaction=self.resources.interaction
                 )
                 episode = LiveEpisode(spec=spec, limits=limits or self.limits(), context=services)
-                if abort_after_s is not None:
-                    asyncio.get_running_loop().call_later(abort_after_s, episode.abort)
+                if abort is not None:
+                    stop = partial(asyncio.get_running_loop().call_later, abort.after_s, episode.abort)
+                    if abort.in_turn:
+                        client.on_request = stop
+                    else:
+                        stop()
                 result = await run_episode(episode, recipe)
         except TimeoutError:
             raise AssertionError(f"the episode of task {task.uid!r} takes more than {self.timeout_s} s") from None

@@ -19,6 +19,7 @@ from turnwise.errors import EngineError
 from turnwise.types import FinishReason, GenerateRequest, Grammar, SamplingParams
 from turnwise_testing.inputs.schemas import random_schema
 from turnwise_testing.inputs.vocabularies import vocabulary_tokenizer
+from turnwise_testing.references.masked_model import masked_logprobs
 from turnwise_testing.references.reference_model import save_random_model
 
 SCHEMA = {
@@ -133,33 +134,6 @@ def grammar_model(tmp_path):
     return save
 
 
-def masked_logprobs(model, tokenizer, request, result):
-    """
-    Return the (n,) log-probabilities of a result by a full forward pass and a new matcher.
-
-    The mask is that of another function of llguidance than the engine's, and the warpers are those of transformers.
-    """
-    sampling = request.sampling
-    size = model.config.vocab_size
-    matcher = LLMatcher(from_tokenizer(tokenizer, n_vocab=size), request.grammar.text)
-    ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
-    with torch.inference_mode():
-        logits = model(torch.tensor([ids])).logits[0, len(request.token_ids) - 1 : -1].double()
-    warpers = transformers.LogitsProcessorList()
-    if sampling.top_k != -1:
-        warpers.append(transformers.TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1:
-        warpers.append(transformers.TopPLogitsWarper(sampling.top_p))
-    values = []
-    for token, row in zip(result.token_ids.tolist(), logits, strict=True):
-        allowed = torch.from_numpy(np.frombuffer(matcher.compute_logit_bias(), np.uint8)[:size] > 0)
-        masked = row.masked_fill(~allowed, -torch.inf) / sampling.temperature
-        scores = warpers(torch.tensor([ids]), masked[None])[0]
-        values.append(float(scores.log_softmax(-1)[token]))
-        matcher.consume_token(token)
-    return np.array(values)
-
-
 def check_reply(tokenizer, schema, grammar, request, result):
     """Return `stop` or `length` after the check that the reply fits its schema, or begins a text that may."""
     if result.finish_reason is FinishReason.STOP:
@@ -202,7 +176,7 @@ def test_logprobs_are_of_the_masked_distribution(serve, tiny_model, tiny_tokeniz
     model = tiny_reference.model(variant=0)
     for request, result in zip(requests, results, strict=True):
         assert len(result.token_ids) > 10
-        expected = masked_logprobs(model, tiny_tokenizer, request, result)
+        expected = masked_logprobs(model, tiny_tokenizer, request, result.token_ids.tolist())
         assert np.abs(expected - result.logprobs).max() < 1e-5
 
 
@@ -220,7 +194,9 @@ def test_tokenizers(serve, grammar_model, make):
     ends = [check_reply(tokenizer, SCHEMA, grammar, *pair) for pair in zip(requests, results, strict=True)]
     assert "stop" in ends
     for request, result in zip(requests, results, strict=True):
-        assert np.abs(masked_logprobs(model, tokenizer, request, result) - result.logprobs).max() < 1e-5
+        assert (
+            np.abs(masked_logprobs(model, tokenizer, request, result.token_ids.tolist()) - result.logprobs).max() < 1e-5
+        )
 
 
 def test_random_schemas(serve, tiny_model, tiny_tokenizer):

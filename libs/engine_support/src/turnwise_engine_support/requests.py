@@ -47,3 +47,17 @@ def num_new_tokens(request: GenerateRequest, max_context: int) -> int:
     """Return the most tokens to sample: `max_tokens` of the request, limited by the space after its context."""
     space = max_context - len(request.token_ids)
     return min(request.sampling.max_tokens or space, space)
+
+
+def check_grammar(request: GenerateRequest, min_tokens: str) -> None:
+    """
+    Raise `EngineError` for a request with a grammar that could leave no id to sample.
+
+    Args:
+        request: with a grammar.
+        min_tokens: the engine's option for the fewest tokens of a turn.
+    """
+    if not request.sampling.stop_token_ids:
+        raise EngineError("a request with a grammar needs stop_token_ids, or its turn could not end")
+    if min_tokens in request.sampling.extra:
+        raise EngineError(f"a request with a grammar cannot have {min_tokens}: its text may have to end before")

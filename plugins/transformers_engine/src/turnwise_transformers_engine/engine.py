@@ -21,12 +21,12 @@ from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise.weights.finishing import finish, finish_in_thread
 from turnwise.weights.sleep import SleepState
+from turnwise_engine_support.grammars import GrammarCompiler, supports_grammars
 from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
 from turnwise_engine_support.results import RequestCounters
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
-from turnwise_transformers_engine.grammars import GrammarCompiler, supports_grammars
 from turnwise_transformers_engine.loading import load_backend, make_layout_decoder, supports_layouts
 from turnwise_transformers_engine.requests import Pending
 from turnwise_transformers_engine.weights.memory_state import MemoryState, memory_bytes

@@ -10,8 +10,8 @@ import numpy as np
 from attrs import define, field
 
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult
+from turnwise_engine_support.grammars import TurnGrammar
 from turnwise_engine_support.results import VersionStart, clip_logprobs, version_spans, weight_versions
-from turnwise_transformers_engine.grammars import TurnGrammar
 
 _LISTEN_S: Final = 0.02
 """Seconds between two looks at the tokens of a request that has a listener."""

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.errors import EngineError
+from turnwise_engine_support.grammars import TurnGrammar
 from turnwise_transformers_engine.fused.batch_sampling import COLUMNS, SamplingColumns
 from turnwise_transformers_engine.fused.slab import Slab
-from turnwise_transformers_engine.grammars import TurnGrammar, exclude_ids
 from turnwise_transformers_engine.layouts.rows import Progress
+from turnwise_transformers_engine.masks import exclude_ids
 
 _FIRST_LENGTH = 64
 

@@ -25,11 +25,12 @@ from turnwise.errors import EngineError
 from turnwise.layout import Layout
 from turnwise.types import GenerateRequest
 from turnwise_engine_support.error_lines import error_line
-from turnwise_transformers_engine.grammars import TurnGrammar, exclude_ids
+from turnwise_engine_support.grammars import TurnGrammar
 from turnwise_transformers_engine.layouts.context_tree import ContextTree
 from turnwise_transformers_engine.layouts.row_sampling import sample
 from turnwise_transformers_engine.layouts.rows import Row, decode_input, prefill_input
 from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, PoolModel
+from turnwise_transformers_engine.masks import exclude_ids
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 _MAX_MASK_ENTRIES = 1 << 25

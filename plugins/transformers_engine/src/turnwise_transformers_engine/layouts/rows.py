@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from turnwise.errors import EngineError
 from turnwise.layout import Layout, visible_keys
 from turnwise.types import SamplingParams
+from turnwise_engine_support.grammars import TurnGrammar
 from turnwise_engine_support.results import VersionStart
-from turnwise_transformers_engine.grammars import TurnGrammar
 from turnwise_transformers_engine.layouts.context_tree import TRASH, ContextTree, Placement
 from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, pad_rows
 

@@ -1,36 +1,49 @@
 """
 Grammars of turns: the ids that a grammar allows next, by the package llguidance.
 
-A grammar is compiled once for the engine's tokenizer. Each request has its own state, which its decoder's thread moves
-by one token in each step.
+A grammar is compiled once for the engine's tokenizer. Each request has its own state, which moves by one token in each
+step. All engines of turnwise mask by it, so one text has the same language everywhere.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 from numpy.typing import NDArray
 
 from turnwise.errors import EngineError
 from turnwise.types import GenerateRequest
+from turnwise_engine_support.diagnosis import installed_version, release
 from turnwise_engine_support.error_lines import engine_errors
 
 PACKAGE: Final = "llguidance"
+OLDEST: Final = "1.9"
+"""Older versions ignore the bounds of a JSON text's white space, which a model may then write forever."""
+_MAX_ERROR_CHARS: Final = 500
 _MAX_KEPT: Final = 128
 """Compiled grammars that wait for their next request; one takes from some kilobytes to some megabytes."""
 
 
 def supports_grammars(path: Path | None) -> bool:
     """Return whether the package is installed and a model directory has a tokenizer that it can read."""
-    return path is not None and (path / "tokenizer.json").exists() and find_spec(PACKAGE) is not None
+    return not find_problem(path)
+
+
+def find_problem(path: Path | None) -> str:
+    """Return why the models of a directory cannot have grammars, in one line; empty if they can."""
+    _name, found = installed_version(PACKAGE)
+    if not found or release(found) < release(OLDEST):
+        return f"the package {PACKAGE} {OLDEST} or later is not installed" + (f", found {found}" if found else "")
+    if path is None or not (path / "tokenizer.json").exists():
+        return "there is no tokenizer.json beside the model"
+    return ""
 
 
 @define(eq=False)
@@ -67,15 +80,34 @@ class TurnGrammar:
             raise EngineError("a grammar allows no token of the model at this place")
         return allowed
 
+    def may_end_with(self, token_id: int) -> bool:
+        """Return whether an id ends the turn here."""
+        return token_id in self.stop_token_ids and bool(self.matcher.is_accepting())
+
+    def copy(self) -> TurnGrammar:
+        return evolve(self, matcher=self.matcher.deep_copy())
+
+    def check(self, token_ids: Sequence[int]) -> None:
+        """
+        Move by the ids of a whole turn; `EngineError` if the grammar does not allow them.
+
+        The mask is computed for the last id alone: an engine whose mask has failed ends the turn at once, and the
+        failure is found again here.
+        """
+        if token_ids:
+            self.read(token_ids[:-1])
+            if not self.allowed()[token_ids[-1]]:
+                raise EngineError(f"the grammar does not allow the token {token_ids[-1]}")
+
     def read(self, token_ids: Iterable[int]) -> None:
         """Move by some ids; `EngineError` if the grammar does not allow them."""
         for token_id in token_ids:
             if not self.matcher.consume_token(token_id):
-                raise EngineError(f"the grammar does not allow the token {token_id}: {self.matcher.get_error()}")
+                raise EngineError(f"the grammar does not allow the token {token_id}: {_error_of(self.matcher)}")
 
     def _check(self) -> None:
         if self.matcher.is_error():
-            raise EngineError(f"the grammar failed: {self.matcher.get_error()}")
+            raise EngineError(f"the grammar failed: {_error_of(self.matcher)}")
 
 
 @define(eq=False)
@@ -95,14 +127,29 @@ class GrammarCompiler:
 
     def start(self, request: GenerateRequest) -> TurnGrammar:
         """Return the state of a request's grammar behind its context. Blocks while the grammar is compiled."""
-        grammar, stops = request.grammar, request.sampling.stop_token_ids
-        assert grammar is not None
-        if not stops:
+        assert request.grammar is not None
+        start = len(request.token_ids) - request.grammar.num_read
+        return self.begin(request.grammar.text, request.sampling.stop_token_ids, request.token_ids[start:].tolist())
+
+    def begin(self, text: str, stop_token_ids: Sequence[int], read: Sequence[int]) -> TurnGrammar:
+        """
+        Return the state of a grammar. Blocks while the grammar is compiled.
+
+        Args:
+            text: of the grammar.
+            stop_token_ids: ids that end the turn.
+            read: ids of the turn so far.
+
+        Raises:
+            EngineError: there are no ids that end the turn, or the grammar cannot be compiled, or it does not allow the
+                ids so far.
+        """
+        if not stop_token_ids:
             raise EngineError("a request with a grammar needs stop_token_ids, or its turn could not end")
         with self._lock:
-            matcher = self._find(grammar.text).deep_copy()
-        state = TurnGrammar(matcher, stops, self._tokenizer.eos_tokens, self.vocab_size)
-        state.read(request.token_ids[len(request.token_ids) - grammar.num_read :].tolist())
+            matcher = self._find(text).deep_copy()
+        state = TurnGrammar(matcher, stop_token_ids, self._tokenizer.eos_tokens, self.vocab_size)
+        state.read(read)
         return state
 
     def _find(self, text: str) -> Any:
@@ -112,7 +159,7 @@ class GrammarCompiler:
 
             matcher = LLMatcher(self._tokenizer, text)
             if matcher.is_error():
-                raise EngineError(f"the grammar cannot be compiled: {matcher.get_error()}")
+                raise EngineError(f"the grammar cannot be compiled: {_error_of(matcher)}")
             self._kept[text] = matcher
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
@@ -129,25 +176,6 @@ class GrammarCompiler:
             return from_tokenizer(tokenizer, n_vocab=self.vocab_size)
 
 
-def exclude_ids(logits: Any, states: Mapping[int, TurnGrammar]) -> dict[int, EngineError]:
-    """
-    Set the logits of ids that grammars exclude to -inf, in place.
-
-    Args:
-        logits: (B, V).
-        states: of some rows, by their index.
-
-    Returns:
-        The errors of rows whose grammar has failed, by index; their logits stay as they are.
-    """
-    import torch
-
-    failed: dict[int, EngineError] = {}
-    for index, state in states.items():
-        try:
-            allowed = state.allowed()
-        except EngineError as error:
-            failed[index] = error
-        else:
-            logits[index].masked_fill_(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
-    return failed
+def _error_of(matcher: Any) -> str:
+    """Return the error of a matcher in one line."""
+    return " ".join(matcher.get_error().split())[:_MAX_ERROR_CHARS]

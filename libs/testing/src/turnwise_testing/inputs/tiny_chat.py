@@ -13,7 +13,7 @@ _MERGED: Final = ("\u0100", "\u0101")
 """Bytes 0 and 1, as byte-level tokenizers spell them."""
 
 
-def make_tiny_model(folder: Path, *, head_dim: int = 8) -> Path:
+def make_tiny_model(folder: Path, *, head_dim: int = 8, max_context: int = 512) -> Path:
     """Write a Qwen3 of two layers with random weights and a tokenizer of bytes, and return the folder."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -29,7 +29,7 @@ def make_tiny_model(folder: Path, *, head_dim: int = 8) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_dim,
-        max_position_embeddings=512,
+        max_position_embeddings=max_context,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain, count, repeat
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -59,6 +60,23 @@ class Letters:
     ids: Mapping[str, int]
     end_id: int
     decode: Callable[[Any], str]
+
+
+def letters_of(directory: Path, texts: Iterable[str] = ("a", "b", "7")) -> Letters:
+    """
+    Return the letters of a model directory, by its tokenizer. Needs transformers.
+
+    Args:
+        directory: of the model.
+        texts: each must be one token.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    ids = {}
+    for text in texts:
+        (ids[text],) = tokenizer.encode(text, add_special_tokens=False)
+    return Letters(ids=ids, end_id=tokenizer.eos_token_id, decode=tokenizer.decode)
 
 
 @frozen(kw_only=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise_testing.probes.engine import EngineProbe
+from turnwise_testing.probes.engine import EngineProbe, letters_of
 from turnwise_testing.suites.engine import EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite
 from turnwise_vllm_engine import VllmConfig
@@ -42,16 +42,20 @@ class TestVllm(EngineSuite):
         """A small cache and context."""
         from turnwise_calculator_demo import model_dir
 
-        return VllmConfig(model=model_dir(), max_context=1024, kv_cache_bytes=64 << 20, num_threads=1)
+        return VllmConfig(model=model_dir(), max_context=1024, kv_cache_bytes=64 << 20, num_threads=1, grammars=True)
 
     @pytest.fixture
     def probe(self):
-        """The vocabulary of the model, its forward pass, and requests long enough to interrupt."""
+        """The vocabulary of the model, its forward pass, its letters, and requests long enough to interrupt."""
         from turnwise_calculator_demo import model_dir
         from turnwise_testing.references.reference_model import TransformersReference
 
         return EngineProbe(
-            vocab_size=365, num_long_tokens=400, reference=TransformersReference(model_dir()), logprob_bound=5e-5
+            vocab_size=365,
+            num_long_tokens=400,
+            letters=letters_of(model_dir()),
+            reference=TransformersReference(model_dir()),
+            logprob_bound=5e-5,
         )
 
 

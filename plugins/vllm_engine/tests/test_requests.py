@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from turnwise.errors import EngineError
-from turnwise.types import FinishReason, SamplingParams
+from turnwise.types import FinishReason, Grammar
 from turnwise_vllm_engine.requests import check_request, parse_result, sampling_options
 
-LIMITS = {"max_context": 64, "vocab_size": 512, "stop_strings": False}
+LIMITS = {"max_context": 64, "vocab_size": 512, "stop_strings": False, "grammars": False}
 
 
 def output(ids, reason="length", stop_reason=None, spans=None, cached=0):
@@ -43,18 +44,43 @@ def test_the_output_fits_the_context(ask):
     assert [5, 60] == [check_request(ask(token_ids=[1, 2, 3, 4], max_tokens=n), **LIMITS) for n in (5, 61)]
 
 
-def test_only_the_requests_own_stop_ids_end_it():
+@pytest.mark.parametrize(
+    ("grammars", "sampling", "message"),
+    [
+        (False, {}, "the vllm engine has no grammars: set its option grammars"),
+        (True, {}, "a request with a grammar needs stop_token_ids"),
+        (True, {"stop_token_ids": (2,), "extra": {"min_tokens": 3}}, "a request with a grammar cannot have min_tokens"),
+    ],
+)
+def test_grammars_that_cannot_be_kept_are_refused(ask, grammars, sampling, message):
+    """The option is off, the turn could not end, or vLLM would exclude the ids that end it."""
+    request = evolve(ask(**sampling), grammar=Grammar(text='start: "a"'))
+
+    with pytest.raises(EngineError, match=message):
+        check_request(request, **LIMITS | {"grammars": grammars})
+
+
+def test_a_grammar_reaches_the_processor(ask):
+    """With the ids that end the turn, and how many ids of the context it has begun with."""
+    request = evolve(ask(stop_token_ids=(2,)), grammar=Grammar(text='start: "a"', num_read=1))
+
+    expected = {"turnwise_grammar": {"text": 'start: "a"', "num_read": 1, "stops": [2]}}
+    assert expected == sampling_options(request, 8)["extra_args"]
+    assert "extra_args" not in sampling_options(ask(), 8)
+
+
+def test_only_the_requests_own_stop_ids_end_it(ask):
     """vLLM must ignore the model's end-of-turn ids, or it would remove them from the output."""
-    options = sampling_options(SamplingParams(stop_token_ids=(2,), stop=("END",), seed=3), 8)
+    options = sampling_options(ask(stop_token_ids=(2,), stop=("END",), seed=3), 8)
 
     assert (True, [2], ["END"], 3) == tuple(options[name] for name in ("ignore_eos", "stop_token_ids", "stop", "seed"))
     assert (True, False) == (options["detokenize"], options["skip_special_tokens"])
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(0.0, 0.0), (1e-6, 0.0), (1e-5, 1e-5), (0.7, 0.7)])
-def test_greedy_has_vllms_limit(temperature, expected):
+def test_greedy_has_vllms_limit(ask, temperature, expected):
     """Temperatures that vLLM treats as 0 are sent as 0."""
-    assert expected == sampling_options(SamplingParams(temperature=temperature), 8)["temperature"]
+    assert expected == sampling_options(ask(temperature=temperature), 8)["temperature"]
 
 
 def test_greedy_logprobs_are_zero(ask):

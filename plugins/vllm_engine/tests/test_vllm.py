@@ -10,13 +10,14 @@ from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise_engine_support.weight_checks import ExpectedWeights
 from turnwise_testing.engines.scenarios import failure_of, generate_together
+from turnwise_testing.suites.served_grammars import ServedGrammarSuite
 from turnwise_testing.suites.served_model import ServedModelSuite, numbered_request
 from turnwise_vllm_engine import VllmConfig, VllmEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-class TestServedModel(ServedModelSuite):
+class TestServedModel(ServedGrammarSuite, ServedModelSuite):
     """One engine for all tests."""
 
     num_cached_of_100 = 96
@@ -37,6 +38,7 @@ class TestServedModel(ServedModelSuite):
             kv_cache_bytes=64 << 20,
             num_threads=1,
             weight_bucket_bytes=100_000,
+            grammars=True,
             engine_args={"block_size": 32},
         )
         return VllmEngine(config, Resources())

@@ -58,6 +58,8 @@ class VllmConfig:
         enforce_eager: disable compilation and CUDA graphs; None is true on a CPU and false on a GPU.
         sleep_mode: support sleep levels 1 and 2.
         stop_strings: load the model's tokenizer, which stop strings need; None loads it if the model has one.
+        grammars: turns may have a grammar, see `turnwise.sampling.Grammar`; needs the package llguidance and a
+            tokenizer.json.
         seed: for requests without a seed; None is 0.
         num_threads: OpenMP threads of each vLLM process; None leaves it to vLLM.
         weight_bucket_bytes: largest file of new weights.
@@ -80,6 +82,7 @@ class VllmConfig:
     enforce_eager: bool | None = None
     sleep_mode: bool = True
     stop_strings: bool | None = None
+    grammars: bool = False
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     weight_bucket_bytes: int = field(default=512 << 20, validator=_at_least_one)

@@ -23,18 +23,21 @@ from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise_engine_support.error_lines import error_line
+from turnwise_engine_support.grammars import GrammarCompiler
 from turnwise_engine_support.model_directory import checkpoint_shapes, model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
 from turnwise_engine_support.weight_checks import ExpectedWeights
 from turnwise_vllm_engine import copies
 from turnwise_vllm_engine.config import VllmConfig
+from turnwise_vllm_engine.grammars import RequestGrammars, check_turn
 from turnwise_vllm_engine.host_memory import resident_bytes
 from turnwise_vllm_engine.launch import Launcher, RunningVllm, has_tokenizer, installed_build, launch
 from turnwise_vllm_engine.requests import (
     SAMPLING_OPTIONS,
     as_prompt,
     check_request,
+    empty_result,
     parse_result,
     sampling_options,
 )
@@ -63,6 +66,7 @@ class VllmEngine:
         self._spec = model_spec(config.model, resources)
         self._launcher = launcher
         self._running: RunningVllm | None = None
+        self._grammars: RequestGrammars | None = None
         self._called_start = False
         self._ended = ""
         self._died = ""
@@ -84,6 +88,7 @@ class VllmEngine:
         return Capabilities(
             seeds=True,
             abort=True,
+            grammars=self._config.grammars,
             stop_strings=self._has_stop_strings,
             weight_updates=True,
             sleep_levels=frozenset({1, 2}) if self._config.sleep_mode else frozenset(),
@@ -121,6 +126,8 @@ class VllmEngine:
         if self._ended:
             await asyncio.to_thread(running.llm.shutdown)
             raise EngineError(f"the vllm engine {self._ended} while it was starting")
+        if self._config.grammars and self._spec.path is not None:
+            self._grammars = RequestGrammars(GrammarCompiler(self._spec.path, running.vocab_size))
         self._running = running
         await self._measure(running)
 
@@ -128,14 +135,15 @@ class VllmEngine:
         """
         Sample a continuation.
 
-        Log-probabilities are of the sampling distribution, after temperature, top-k and top-p; for greedy they are 0.
+        Log-probabilities are of the sampling distribution, after the grammar, temperature, top-k and top-p; for greedy
+        they are 0.
         """
         running = self._awake_vllm()
         max_tokens = self._check_request(request, running)
         self._pending[request.request_id] = request
         self._idle.clear()
         try:
-            output = await self._last_output(running, request, max_tokens)
+            result = await self._sample(running, request, max_tokens)
         except running.deaths as error:
             raise self._death(error) from error
         except running.refusals as error:
@@ -144,10 +152,6 @@ class VllmEngine:
             del self._pending[request.request_id]
             if not self._pending:
                 self._idle.set()
-        if self._torn:
-            # A failed update ended this request early.
-            raise TornWeightsError(self._torn)
-        result = parse_result(request, output, version=self._version)
         self._counters.count(result)
         return result
 
@@ -269,11 +273,28 @@ class VllmEngine:
             max_context=self._max_context,
             vocab_size=running.vocab_size,
             stop_strings=self._has_stop_strings,
+            grammars=self._grammars is not None,
         )
+
+    async def _sample(self, running: RunningVllm, request: GenerateRequest, max_tokens: int) -> GenerateResult:
+        state = None
+        if self._grammars is not None and request.grammar is not None:
+            state = await self._grammars.start(request)
+            self._awake_vllm()
+            if state is None:
+                return empty_result(self._version)
+        output = await self._last_output(running, request, max_tokens)
+        if self._torn:
+            # A failed update ended this request early.
+            raise TornWeightsError(self._torn)
+        result = parse_result(request, output, version=self._version)
+        if state is not None:
+            await check_turn(state, result)
+        return result
 
     async def _last_output(self, running: RunningVllm, request: GenerateRequest, max_tokens: int) -> Any:
         listener = request.on_tokens
-        params = running.sampling_params(streams=listener is not None, **sampling_options(request.sampling, max_tokens))
+        params = running.sampling_params(streams=listener is not None, **sampling_options(request, max_tokens))
         last, num_heard = None, 0
         async for last in running.llm.generate(as_prompt(request.token_ids), params, request.request_id):
             if listener is not None and (new := list(last.outputs[0].token_ids[num_heard:])):
@@ -285,6 +306,8 @@ class VllmEngine:
 
     async def _abort(self, request_ids: list[str], running: RunningVllm) -> None:
         """End requests with the tokens received so far. vLLM does so in this process, even if its own have ended."""
+        if self._grammars is not None:
+            self._grammars.abort(request_ids)
         with suppress(*running.deaths):
             await running.llm.abort(request_ids)
 

@@ -22,6 +22,7 @@ from turnwise.protocols import ModelSpec
 from turnwise_engine_support.arguments import unknown_argument
 from turnwise_engine_support.diagnosis import installed_version, release
 from turnwise_engine_support.error_lines import engine_errors
+from turnwise_engine_support.grammars import find_problem
 from turnwise_engine_support.model_directory import check_model_directory
 from turnwise_vllm_engine.config import VllmConfig
 
@@ -30,6 +31,7 @@ OLDEST = "0.32"
 INSTALL = "pip install 'turnwise-vllm-engine[cpu]', or [cuda]"
 _CPU_KV_CACHE_BYTES = 1 << 30
 _WORKER = "turnwise_vllm_engine.worker.WeightLoader"
+_PROCESSOR = "turnwise_vllm_engine.grammar_processor:GrammarProcessor"
 
 
 @frozen
@@ -80,6 +82,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
     """
     directory = check_model_directory(spec, "vllm")
     device = _check_device(config)
+    check_grammars(config, directory)
     # vLLM reads some settings when a module is imported, here and in the processes that it spawns.
     num_bundles = count_bundles()
     with _environment(_settings(config, device) | (_ray_settings() if num_bundles > 1 else {})):
@@ -153,6 +156,8 @@ def engine_arguments(
         "generation_config": "vllm",
         "disable_log_stats": True,
     }
+    if config.grammars:
+        arguments["logits_processors"] = [_PROCESSOR, *config.engine_args.get("logits_processors", ())]
     if config.max_num_seqs is not None:
         arguments["max_num_seqs"] = config.max_num_seqs
     if config.kv_cache_bytes is not None or on_cpu:
@@ -169,7 +174,17 @@ def engine_arguments(
         # Inside a placement group vLLM would always choose `ray`, which wants a bundle for each device. A replica whose
         # devices are on one node has a single bundle with all of them, and starts ordinary processes.
         arguments["distributed_executor_backend"] = "mp" if num_bundles == 1 else "ray"
-    return arguments | dict(config.engine_args)
+    return arguments | {name: value for name, value in config.engine_args.items() if name != "logits_processors"}
+
+
+def check_grammars(config: VllmConfig, directory: Path) -> None:
+    """Raise `ConfigError` if the option `grammars` is set and cannot work."""
+    if not config.grammars:
+        return
+    if problem := find_problem(directory):
+        raise ConfigError(f"engine.grammars: {problem}")
+    if config.engine_args.get("speculative_config"):
+        raise ConfigError("engine.grammars excludes engine_args.speculative_config: drafts are not masked")
 
 
 def count_bundles() -> int:
@@ -202,6 +217,9 @@ def _settings(config: VllmConfig, device: str) -> dict[str, str]:
         if config.world_size == 1:
             # On a CPU this lets the model run in the engine's process instead of a worker process.
             settings["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if config.grammars:
+        # The second runner of models has another interface of logits processors, which gives no ids to the host.
+        settings["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if config.num_threads is not None:
         settings["OMP_NUM_THREADS"] = str(config.num_threads)
     return settings

@@ -9,14 +9,20 @@ import numpy as np
 
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams, TokenArray
-from turnwise_engine_support.requests import check_context, is_greedy, num_new_tokens
+from turnwise_engine_support.requests import check_context, check_grammar, is_greedy, num_new_tokens
 from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_versions
 
 SAMPLING_OPTIONS = frozenset({"frequency_penalty", "min_p", "min_tokens", "presence_penalty", "repetition_penalty"})
 """Options of vLLM's `SamplingParams` that a request may add; vLLM reports log-probabilities after all of them."""
 
 
-def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:
+GRAMMAR_ARGUMENT = "turnwise_grammar"
+"""Key of a grammar in `extra_args` of vLLM's `SamplingParams`, where `GrammarProcessor` finds it."""
+
+
+def check_request(
+    request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool, grammars: bool
+) -> int:
     """
     Return the most tokens to sample for a request.
 
@@ -26,16 +32,21 @@ def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int
     check_context(request, max_context=max_context, vocab_size=vocab_size)
     if request.sampling.stop and not stop_strings:
         raise EngineError("the vllm engine has no tokenizer, which stop strings need: use stop_token_ids")
+    if request.grammar is not None:
+        if not grammars:
+            raise EngineError("the vllm engine has no grammars: set its option grammars")
+        check_grammar(request, "min_tokens")
     return num_new_tokens(request, max_context)
 
 
-def sampling_options(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
+def sampling_options(request: GenerateRequest, max_tokens: int) -> dict[str, Any]:
     """
     Return the keyword arguments of vLLM's `SamplingParams`.
 
     The model's own end-of-turn ids stop a request only if it names them.
     """
-    return {
+    sampling, grammar = request.sampling, request.grammar
+    options = {
         "max_tokens": max_tokens,
         "temperature": 0.0 if is_greedy(sampling) else float(sampling.temperature),
         "top_p": float(sampling.top_p),
@@ -51,6 +62,10 @@ def sampling_options(sampling: SamplingParams, max_tokens: int) -> dict[str, Any
         "skip_special_tokens": False,
         **sampling.extra,
     }
+    if grammar is not None:
+        asked = {"text": grammar.text, "num_read": grammar.num_read, "stops": list(sampling.stop_token_ids)}
+        options["extra_args"] = {GRAMMAR_ARGUMENT: asked}
+    return options
 
 
 def parse_result(request: GenerateRequest, output: Any, *, version: int) -> GenerateResult:
@@ -78,6 +93,11 @@ def parse_result(request: GenerateRequest, output: Any, *, version: int) -> Gene
         # A request that an update sent back to the queue counts its own output too.
         num_cached_tokens=min(output.num_cached_tokens or 0, len(request.token_ids)),
     )
+
+
+def empty_result(version: int) -> GenerateResult:
+    """Return the result of a request that was aborted before vLLM had it."""
+    return GenerateResult(token_ids=[], logprobs=[], finish_reason=FinishReason.ABORT, weight_version=version)
 
 
 def _finish_reason(request: GenerateRequest, reason: str | None) -> FinishReason:

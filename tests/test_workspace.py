@@ -106,7 +106,7 @@ def test_entry_point(plugin: str) -> None:
     entry_points = project_file(f"plugins/{plugin}")["project"]["entry-points"]
 
     assert {plugin: f"turnwise_{plugin}"} == entry_points.pop("turnwise")
-    assert entry_points.keys() <= {"turnwise.environments", "verl.plugins"}
+    assert entry_points.keys() <= {"sglang.srt.plugins", "turnwise.environments", "verl.plugins"}
 
 
 def test_range_of_the_core_holds(plugin: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise_sglang_engine import SglangConfig
-from turnwise_testing.probes.engine import EngineProbe
+from turnwise_testing.probes.engine import EngineProbe, letters_of
 from turnwise_testing.suites.engine import EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite
 
@@ -43,17 +43,18 @@ class TestSglang(EngineSuite):
         """A small context, and one thread for the tiny model."""
         from turnwise_calculator_demo import model_dir
 
-        return SglangConfig(model=model_dir(), device="cpu", max_context=1024, num_threads=1)
+        return SglangConfig(model=model_dir(), device="cpu", max_context=1024, num_threads=1, grammars=True)
 
     @pytest.fixture
     def probe(self):
-        """The vocabulary of the model, its forward pass, and requests long enough to interrupt."""
+        """The vocabulary of the model, its forward pass, its letters, and requests long enough to interrupt."""
         from turnwise_calculator_demo import model_dir
         from turnwise_testing.references.reference_model import TransformersReference
 
         return EngineProbe(
             vocab_size=365,
             num_long_tokens=400,
+            letters=letters_of(model_dir()),
             reference=TransformersReference(model_dir()),
             logprob_bound=2e-5,
             timeout_s=300.0,

@@ -12,12 +12,13 @@ from turnwise.protocols import Resources
 from turnwise.types import FinishReason
 from turnwise_sglang_engine import SglangConfig, SglangEngine
 from turnwise_testing.engines.scenarios import failure_of, generate_together
+from turnwise_testing.suites.served_grammars import ServedGrammarSuite
 from turnwise_testing.suites.served_model import ServedModelSuite, numbered_request
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 
-class TestServedModel(ServedModelSuite):
+class TestServedModel(ServedGrammarSuite, ServedModelSuite):
     """One engine for all tests. The last test kills it."""
 
     joint_filters = True
@@ -44,6 +45,7 @@ class TestServedModel(ServedModelSuite):
             num_threads=1,
             stop_strings=True,
             weight_bucket_bytes=100_000,
+            grammars=True,
         )
         return SglangEngine(config, Resources())
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
+from turnwise_engine_support.grammars import find_problem
 from turnwise_engine_support.machine import has_gpu
 from turnwise_engine_support.model_directory import check_model_directory, model_limit, model_vocab_size
 from turnwise_sglang_engine.config import SglangConfig
+from turnwise_sglang_engine.grammars import BACKEND
 
 CONTEXT_MARGIN = 8
 """
@@ -59,8 +61,19 @@ def check_installed() -> None:
         )
 
 
+def check_grammars(config: SglangConfig, spec: ModelSpec) -> None:
+    """Raise `ConfigError` if the option `grammars` is set and cannot work."""
+    if not config.grammars:
+        return
+    if problem := find_problem(spec.path):
+        raise ConfigError(f"engine.grammars: {problem}")
+    if name := next((name for name in config.engine_args if name.startswith("speculative_")), ""):
+        raise ConfigError(f"engine.grammars excludes engine_args.{name}: drafts are not masked")
+
+
 def server_arguments(config: SglangConfig, spec: ModelSpec) -> dict[str, Any]:
     """Return the keyword arguments of `sglang.Engine`."""
+    check_grammars(config, spec)
     device = resolve_device(config)
     longest = max_context(config, spec)
     arguments: dict[str, Any] = {
@@ -73,9 +86,9 @@ def server_arguments(config: SglangConfig, spec: ModelSpec) -> dict[str, Any]:
         "pp_size": config.pipeline_parallel_size,
         "dp_size": config.data_parallel_size,
         "disable_radix_cache": not config.prefix_caching,
-        "skip_tokenizer_init": not config.stop_strings,
+        "skip_tokenizer_init": not (config.stop_strings or config.grammars),
         "skip_server_warmup": True,
-        "grammar_backend": "none",
+        "grammar_backend": BACKEND if config.grammars else "none",
         "log_level": config.log_level,
         # SGLang fails a request if more ids survive its filters; all of them may.
         "sampling_mask_max_tokens": vocab_size(spec),

@@ -39,6 +39,7 @@ FIXED_ARGUMENTS = frozenset(
         "allow_auto_truncate",
         "custom_sigquit_handler",
         "dist_init_addr",
+        "grammar_backend",
         "incremental_streaming_output",
         "nnodes",
         "node_rank",
@@ -72,6 +73,8 @@ class SglangConfig:
         sleep_mode: support sleep; needs a GPU and torch_memory_saver, which SGLang installs for GPUs.
         weights_cpu_backup: sleep is level 1 and keeps the weights in host memory; false is level 2, which frees them.
         stop_strings: load the model's tokenizer, which stop strings need.
+        grammars: turns may have a grammar, see `turnwise.sampling.Grammar`; needs the package llguidance and a
+            tokenizer.json.
         seed: for sampling; None draws one. Give replicas different seeds, or they sample the same.
         num_threads: OpenMP threads of each SGLang process; None leaves it to torch.
         weight_bucket_bytes: most bytes of weights that SGLang receives at once; a larger weight comes alone.
@@ -96,6 +99,7 @@ class SglangConfig:
     sleep_mode: bool = True
     weights_cpu_backup: bool = True
     stop_strings: bool = False
+    grammars: bool = False
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     weight_bucket_bytes: int = field(default=512 << 20, validator=_at_least_one)

@@ -87,6 +87,7 @@ class SglangEngine:
             seeds=self._seeds,
             stop_strings=self._config.stop_strings,
             abort=True,
+            grammars=self._config.grammars,
             # SGLang loads tensors only into one copy of the model with one pipeline stage.
             weight_updates=self._config.data_parallel_size == self._config.pipeline_parallel_size == 1,
             sleep_levels=self._sleep_levels,
@@ -179,8 +180,8 @@ class SglangEngine:
         """
         Sample a continuation.
 
-        Log-probabilities are of the sampling distribution, after temperature, top-k and top-p; for greedy they are 0.
-        With both filters SGLang applies top-p to all ids, and not to the ids that top-k leaves.
+        Log-probabilities are of the sampling distribution, after the grammar, temperature, top-k and top-p; for greedy
+        they are 0. With both filters SGLang applies top-p to all ids, and not to the ids that top-k leaves.
         """
         server = self._awake_server()
         check_not_in_flight(request, self._requests)
@@ -190,6 +191,7 @@ class SglangEngine:
             max_context=self._max_context,
             vocab_size=self._vocab_size,
             stop_strings=self._config.stop_strings,
+            grammars=self._config.grammars,
         )
         pending = self._requests[request.request_id] = self._register(request)
         head = {
@@ -199,6 +201,8 @@ class SglangEngine:
             "options": sampling_options(sampling, max_tokens, self._vocab_size, seeds=self._seeds),
             "stream": request.on_tokens is not None,
         }
+        if (grammar := request.grammar) is not None:
+            head["grammar"] = [grammar.text, grammar.num_read]
         server.send(head, request.token_ids)
         try:
             frame = await pending.reply

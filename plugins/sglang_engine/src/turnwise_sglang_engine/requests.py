@@ -11,7 +11,7 @@ from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams
-from turnwise_engine_support.requests import check_context, is_greedy, num_new_tokens
+from turnwise_engine_support.requests import check_context, check_grammar, is_greedy, num_new_tokens
 from turnwise_engine_support.results import clip_logprobs, weight_versions
 from turnwise_sglang_engine.frames import Frame
 
@@ -37,7 +37,9 @@ def sampling_support(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     return {"sampling_options": SAMPLING_OPTIONS - refused.keys(), "refused_options": refused}
 
 
-def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:
+def check_request(
+    request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool, grammars: bool
+) -> int:
     """
     Return the most tokens to sample for a request.
 
@@ -50,6 +52,10 @@ def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int
             "the sglang engine has no tokenizer, which stop strings need: set its option stop_strings, or use"
             " stop_token_ids"
         )
+    if request.grammar is not None:
+        if not grammars:
+            raise EngineError("the sglang engine has no grammars: set its option grammars")
+        check_grammar(request, "min_new_tokens")
     return num_new_tokens(request, max_context)
 
 

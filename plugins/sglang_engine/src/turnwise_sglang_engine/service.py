@@ -19,6 +19,7 @@ from attrs import define, field
 
 from turnwise_engine_support.error_lines import error_line
 from turnwise_sglang_engine.frames import Frame
+from turnwise_sglang_engine.grammars import grammar_key
 from turnwise_sglang_engine.loading import check_shared_memory, make_tensors, map_file, pickle_tensors
 from turnwise_sglang_engine.requests import FILTERED, GREEDY, PLAIN
 
@@ -68,7 +69,12 @@ class Turn:
     def options(self) -> dict[str, Any]:
         """SGLang's sampling parameters for the remaining tokens."""
         options: dict[str, Any] = self.head["options"]
-        return options | {"max_new_tokens": options["max_new_tokens"] - len(self.ids)}
+        options = options | {"max_new_tokens": options["max_new_tokens"] - len(self.ids)}
+        if "grammar" in self.head:
+            text, num_read = self.head["grammar"]
+            read = self.context[len(self.context) - num_read :] + self.ids
+            options["ebnf"] = grammar_key(text, options["stop_token_ids"], read)
+        return options
 
     def add(self, output: dict[str, Any]) -> None:
         """Add an output of SGLang. `reason` stays empty if the request must continue."""

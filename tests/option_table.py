@@ -268,8 +268,8 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "agents/external.inherit": _COMMAND,
     "agents/external.bind_keys": _COMMAND,
     "agents/task_pool": {"agent": {"control_file": "control.json"}},
-    "agents/external.structured_output=constrain": {"reasoning_parser": "think_tags"},
-    "agents/task_pool.structured_output=constrain": {"reasoning_parser": "think_tags"},
+    "agents/external.structured_output=constrain": {"reasoning_parser": "think_tags", "engine": {"name": "matrix"}},
+    "agents/task_pool.structured_output=constrain": {"reasoning_parser": "think_tags", "engine": {"name": "matrix"}},
     "agents/torl_python": {"tools": {"python": {}}},
     "agents/torl_python.system_prompt": {"agent": {"template": "chat"}},
     "interactions/model_user": {

@@ -52,7 +52,9 @@ def make_engine(_options: EngineOptions, resources: Resources) -> ScriptedEngine
         turn = next(turn for mark, turn in TURNS if mark in text)
         return [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id]
 
-    capabilities = evolve(SCRIPTED_CAPABILITIES, sampling_options=frozenset({"min_p", "repetition_penalty"}))
+    capabilities = evolve(
+        SCRIPTED_CAPABILITIES, grammars=True, sampling_options=frozenset({"min_p", "repetition_penalty"})
+    )
     return ScriptedEngine(outputs=answer, record=False, capabilities=capabilities)
 
 

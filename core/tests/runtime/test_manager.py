@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from turnwise import EpisodeResult, SamplingParams, State, Status, Task, Trajectory
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
-from turnwise.errors import DataError, DuplicateNameError, EngineError, PluginError, TurnwiseError
+from turnwise.errors import ConfigError, DataError, DuplicateNameError, EngineError, PluginError, TurnwiseError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer
 from turnwise.runtime.local import LocalRuntime
@@ -79,6 +79,20 @@ def content(result):
         result.reward,
         [t.input_ids.tolist() + t.response_mask.tolist() + t.logprobs.tolist() for t in result.trajectories],
     )
+
+
+def test_an_agent_that_excludes_the_engine_stops_the_start():
+    """Also where the engine runs in another process, and is known once it has started; it is stopped again."""
+
+    class Picky:
+        def check_engine(self, capabilities):
+            raise ConfigError(f"agent.form needs {capabilities.max_context}")
+
+    engine = ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=END, mean_tokens=12))
+    with pytest.raises(ConfigError, match=r"agent\.form needs"):
+        manager(engine, engine_checks=[Picky()]).start()
+    with pytest.raises(EngineError, match="stopped"):
+        asyncio.run(engine.generate(None))
 
 
 def test_rows_come_in_the_order_of_the_tasks():

@@ -1,15 +1,37 @@
 """The plan of a run: one spec for each episode."""
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import Task
+from turnwise.errors import ConfigError
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.types import Capabilities
 
 
 def make_task(uid):
     """Return a task."""
     return Task(messages=({"role": "user", "content": "Hi"},), uid=uid)
+
+
+class NeedsGrammars:
+    """The part of an agent that only engines with grammars can serve."""
+
+    def check_engine(self, capabilities):
+        if not capabilities.grammars:
+            raise ConfigError("agent.form needs grammars")
+
+
+def test_an_agent_may_exclude_an_engine():
+    """The plan asks the agents of the config; one that no agent excludes may be anything."""
+    plan = RolloutPlan(default_agent="a", agents={"a": None}, engine_checks=[NeedsGrammars()])
+    plan.check_engine(SimpleNamespace(capabilities=Capabilities(grammars=True)))
+    with pytest.raises(ConfigError, match=r"agent\.form needs grammars"):
+        plan.check_engine(SimpleNamespace(capabilities=Capabilities()))
+    RolloutPlan(default_agent="a", agents={"a": None}).check_engine(None)
 
 
 @given(uids=st.lists(st.sampled_from("abc"), min_size=1, max_size=12), n=st.integers(1, 4))

@@ -106,17 +106,23 @@ def test_replies_to_random_schemas_fit_them(write_run, number):
     assert not any(record.response_mask.any() for record in episode.trajectories)
 
 
-def test_an_engine_without_grammars_is_named(write_run, monkeypatch):
-    """The client's error says that the engine of the run has no grammars."""
-    folder = write_run(program=(str(PROGRAMS / "call_schemas.py"), "1"), engine="one_reply", plugins=PLUGINS)
+@pytest.mark.parametrize(
+    "command",
+    [("plan", "run.yaml"), ("rollout", "run.yaml", "--out", "out"), ("gateway", "serve", "run.yaml", "--out", "out")],
+)
+def test_an_engine_without_grammars_is_refused_at_the_start(write_run, monkeypatch, command):
+    """In one line, before an engine starts or a client calls; the option is named."""
+    folder = write_run(engine="one_reply", plugins=PLUGINS)
     install_plugin(folder / "site", "acme_one_reply", ENGINE)
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
 
-    done = rollout(folder)
+    done = turnwise(folder, *command)
 
-    assert done.returncode == 1
-    assert "BadRequestError" in done.stdout + done.stderr
-    assert "the engine of the run has no grammars" in " ".join((done.stdout + done.stderr).split())
+    assert done.returncode not in (0, None)
+    (line,) = [each for each in (done.stdout + done.stderr).splitlines() if "structured_output" in each]
+    assert "agent.structured_output: constrain needs an engine with grammars" in line
+    assert "Traceback" not in done.stderr
+    assert not (folder / "out" / "trajectories.parquet").exists()
 
 
 @pytest.mark.ray

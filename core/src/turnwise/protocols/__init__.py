@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from turnwise.protocols.adapter import Adapter as Adapter
 from turnwise.protocols.agent import Agent as Agent
+from turnwise.protocols.agent import EngineCheckingAgent as EngineCheckingAgent
 from turnwise.protocols.agent import Episode as Episode
 from turnwise.protocols.agent import PromptingAgent as PromptingAgent
 from turnwise.protocols.agent import ServingAgent as ServingAgent

@@ -278,6 +278,14 @@ class PromptingAgent(Protocol):
 
 
 @runtime_checkable
+class EngineCheckingAgent(Protocol):
+    """An agent whose options need an engine with some capability."""
+
+    def check_engine(self, capabilities: Capabilities) -> None:
+        """Raise `ConfigError` for an engine that the options exclude; called before the first episode of a run."""
+
+
+@runtime_checkable
 class ServingAgent(Protocol):
     """
     An agent with servers, which stay open between calls of the manager and while a trainer updates the weights.

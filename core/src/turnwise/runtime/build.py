@@ -32,6 +32,7 @@ from turnwise.protocols import (
     Agent,
     Chat,
     Engine,
+    EngineCheckingAgent,
     FormattedParser,
     GroupReward,
     Judge,
@@ -264,6 +265,7 @@ class RunBuilder:
             f"{path}: {self._label('postprocessors', choice)}": self._build("postprocessors", choice, path)
             for path, choice in choices.items()
         }
+        agents = [self.programs[name].agent for name in (config.agent.name, *config.agents)]
         return RolloutPlan(
             default_agent=config.agent.name,
             agents=self.programs,
@@ -273,6 +275,7 @@ class RunBuilder:
             prompt_length=config.rollout.prompt_length if config.rollout.fixed_widths else None,
             response_length=config.rollout.response_length if config.rollout.fixed_widths else None,
             postprocessors=postprocessors,
+            engine_checks=[agent for agent in agents if isinstance(agent, EngineCheckingAgent)],
             **_fields_of(GroupOptions, config.rollout),
         )
 

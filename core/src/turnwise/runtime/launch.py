@@ -69,7 +69,7 @@ def check_run(config: RunConfig, host: Host, tasks: Iterable[Task] = ()) -> None
     if config.runtime.name == "ray":
         builder, local = RunBuilder(config, host), {pool.name for pool in placement.pools if pool.python is None}
         if "policy" in local:
-            builder.build_engine()
+            plan.check_engine(builder.build_engine())
         if "judge" in local:
             builder.build_judge_engine()
 
@@ -107,6 +107,7 @@ def _launch_locally(
     plan, chat = builder.plan(), builder.resources.chat
     all_observers = Observers.of([*observers, *builder.build_observers()])
     engine = builder.build_engine()
+    plan.check_engine(engine)  # again after the start, but a large model takes minutes to load
     components = builder.worker_components(engine, all_observers)
     services = builder.build_services()
     runtime = LocalRuntime(engine, components, config.runtime.num_workers, judge, builder.make_weight_source, services)

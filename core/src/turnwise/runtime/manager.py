@@ -109,7 +109,8 @@ class RolloutManager(EngineControl):
         Start the runtime and its engines; a second call waits until they have started, and does nothing.
 
         Raises:
-            ConfigError: the engine does not know an option of `rollout.sampling.extra`.
+            ConfigError: the engine does not know an option of `rollout.sampling.extra`, or the options of an agent
+                exclude it.
         """
         with self._starting:
             if self._thread is not None:
@@ -122,6 +123,7 @@ class RolloutManager(EngineControl):
                 self._thread.submit(self._reports.run())
                 with self.waiting_for("the start of the runtime"):
                     self._thread.call(self.runtime.start())
+                self.plan.check_engine(self.runtime)
                 for sampling in (self.plan.sampling, self.plan.validation_sampling):
                     if sampling.extra:
                         self.runtime.capabilities.check_extra(sampling)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import field, frozen
 
 from turnwise.errors import DataError, PluginError, describe
 from turnwise.options import GroupOptions, PromptPolicy
 from turnwise.plugin.registry import did_you_mean
-from turnwise.protocols import Postprocessor
+from turnwise.protocols import EngineCheckingAgent, Postprocessor
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
-from turnwise.types import Task
+from turnwise.types import Capabilities, Task
 
 if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
+
+
+class DescribedEngine(Protocol):
+    """An engine, or a runtime with engines."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
 
 @frozen(kw_only=True)
@@ -35,6 +42,7 @@ class RolloutPlan(GroupOptions):
         prompt_length: width of a batch's prompts; None for the longest one.
         response_length: width of a batch's responses; None for the longest one.
         postprocessors: add fields to a batch, in this order; the keys name them in errors.
+        engine_checks: agents of the config that check the engine.
     """
 
     default_agent: str
@@ -45,6 +53,12 @@ class RolloutPlan(GroupOptions):
     prompt_length: int | None = None
     response_length: int | None = None
     postprocessors: Mapping[str, Postprocessor] = field(factory=dict)
+    engine_checks: Sequence[EngineCheckingAgent] = ()
+
+    def check_engine(self, engine: DescribedEngine) -> None:
+        """Raise `ConfigError` if the options of an agent exclude the engine."""
+        for agent in self.engine_checks:
+            agent.check_engine(engine.capabilities)
 
     def specs(
         self, tasks: Iterable[Task], resumed: Sequence[UnfinishedEpisode] = (), *, global_step: int, validation: bool

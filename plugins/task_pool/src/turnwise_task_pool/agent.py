@@ -11,7 +11,8 @@ from attrs import define, evolve, field
 from turnwise import Episode, Resources, State
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.protocols import Service, ServiceClient
-from turnwise_gateway.agents.agent import build_parts
+from turnwise.types import Capabilities
+from turnwise_gateway.agents.agent import build_parts, check_grammars
 from turnwise_gateway.agents.reported import check_turns, note_score
 from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.host import RunningServer
@@ -56,6 +57,9 @@ class PoolAgent:
     def __attrs_post_init__(self) -> None:
         self.parts = build_parts(self.config, self.resources)
         self._workers = PerLoop(self._run)
+
+    def check_engine(self, capabilities: Capabilities) -> None:
+        check_grammars(self.config, capabilities)
 
     def make_service(self) -> Service:
         return PoolService(self.config)

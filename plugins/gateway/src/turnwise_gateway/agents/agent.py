@@ -21,7 +21,7 @@ from attrs import define, field
 
 from turnwise import Episode, Resources, State, Task
 from turnwise.errors import ConfigError
-from turnwise.types import JsonDict
+from turnwise.types import Capabilities, JsonDict
 from turnwise_gateway.agents.reported import check_turns
 from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AgentLimits, ExternalConfig
@@ -68,6 +68,15 @@ def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
     )
 
 
+def check_grammars(config: AgentLimits, engine: Capabilities) -> None:
+    """Raise `ConfigError` if the sessions of a run need grammars, and its engine has none."""
+    if config.structured_output == "constrain" and not engine.grammars:
+        raise ConfigError(
+            "agent.structured_output: constrain needs an engine with grammars, and the run's has none: vllm and sglang"
+            " have them with engine.grammars: true, transformers with the package llguidance, and others never"
+        )
+
+
 @define(eq=False)
 class ExternalAgent:
     """
@@ -109,6 +118,9 @@ class ExternalAgent:
         if not callable(found):
             raise ConfigError(f"agent.function: {place}: it is {type(found).__name__}, expected an async function")
         return cast("AgentFunction", found)
+
+    def check_engine(self, capabilities: Capabilities) -> None:
+        check_grammars(self.config, capabilities)
 
     async def open(self) -> dict[str, str]:
         return {"agents": (await self._servers.enter_async_context(self._host.serve())).url}

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from turnwise import EpisodeResult, Host, RolloutManager, RunConfig, Task
+from turnwise.types import Capabilities
 from turnwise_gateway.control.agent_session import AgentSession
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.replay.recorded_engine import RecordedEngine
@@ -75,7 +76,8 @@ class Replays:
 @contextmanager
 def open_replays(config: RunConfig, host: Host) -> Iterator[Replays]:
     """Start a run like the recorded one, with its own engine and without a reward, inside the `with` statement."""
-    engine = RecordedEngine()
+    # Each file brings the capabilities of its own engine; those until then must not exclude any.
+    engine = RecordedEngine(capabilities=Capabilities(grammars=True))
     with host.registry("engines").owned_by("gateway"):
         host.registry("engines").add(_ENGINE, lambda _config, _resources: engine)
     service = SessionService(RunningServer(model_name(config), ServerOptions()), capacity=1)

@@ -12,7 +12,8 @@ from attrs import define, field, frozen
 from turnwise import Episode, Resources, RunConfig, State
 from turnwise.errors import DataError, PromptTooLongError
 from turnwise.plugin.host import Host
-from turnwise_gateway.agents.agent import build_parts
+from turnwise.types import Capabilities
+from turnwise_gateway.agents.agent import build_parts, check_grammars
 from turnwise_gateway.agents.reported import check_turns, note_score
 from turnwise_gateway.agents.watch import wait_for_agent
 from turnwise_gateway.config import AGENT_NAME, AgentLimits
@@ -91,6 +92,9 @@ class ServedAgent:
 
     def __attrs_post_init__(self) -> None:
         self.parts = build_parts(self.config, self.resources)
+
+    def check_engine(self, capabilities: Capabilities) -> None:
+        check_grammars(self.config, capabilities)
 
     async def step(self, episode: Episode) -> State:
         failure: Exception | None = None

@@ -19,6 +19,7 @@ from turnwise import Chat, ReasoningParser, Resources, ToolCall
 from turnwise.errors import ConfigError
 from turnwise.protocols import TurnStream
 from turnwise.types import TokenArray, ToolSchema
+from turnwise_tool_formats.call_frame import CallFrame
 from turnwise_tool_formats.config import LimitConfig, ParserConfig
 from turnwise_tool_formats.following import Follower, Region, Waiting
 from turnwise_tool_formats.prompts import opens_reasoning
@@ -89,6 +90,16 @@ class FormatParser:
             why = f"its tokens cannot be decoded ({type(error).__name__})"
             return "", (self._turn("").refuse(why, ""),)
         return self._read(text, types)
+
+    def frame(self, name: str) -> CallFrame | None:
+        """Return the text around the arguments of a tool's calls; None if they are no JSON, or a name does not fit."""
+        if self.tool_format is not None:
+            return self.tool_format.frame(name)
+        frame = self.grammar.frame(name, getattr(self._chat.tokenizer, "added_tokens", ()))
+        if frame is None:
+            return None
+        found = self._read_written(frame.example(), ArgumentTypes(()))
+        return frame if [(each.name, each.error) for each in found] == [(name, "")] else None
 
     def parse_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text outside the calls, reasoning included, and the calls in order."""

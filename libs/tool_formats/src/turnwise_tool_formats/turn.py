@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
@@ -19,6 +19,7 @@ from attrs import define, evolve, field
 from turnwise import ReasoningParser, ToolCall
 from turnwise.types import JsonObject
 from turnwise_strict_json import MalformedError, check_value, load_json, read_json
+from turnwise_tool_formats.call_frame import CallFrame
 from turnwise_tool_formats.following import Follower, Waiting, is_text
 from turnwise_tool_formats.schema_values import ArgumentTypes
 
@@ -76,6 +77,16 @@ class Grammar(ABC):
     @abstractmethod
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         """Read the calls after an opening; None when a bare start is no call."""
+
+    def frame(self, name: str, tags: Collection[str]) -> CallFrame | None:
+        """
+        Return the text around the arguments of a tool's calls; None if the format writes them not as JSON.
+
+        Args:
+            name: of the tool.
+            tags: texts that the model's tokenizer adds to its vocabulary, which tell versions of a format apart.
+        """
+        return None
 
     def wait_for_opening(self, follower: TurnFollower, at: int) -> Waiting[re.Match[str]] | None:
         """Return the waiting for the opening that `find` finds at or after `at`; None: `opening` tells it."""

@@ -129,8 +129,9 @@ class GrammarWriter:
         if text is not None:
             turn.add("reply", _json(_ANY_OBJECT if text.schema is None else text.schema))
         else:
-            opening = _find_opening(self._frames(call))
-            turn.add("REPLY", f"/(?s:.+)/ & ~/(?s:.*){_pattern(opening)}(?s:.*)/")
+            frame = next(iter(self._frames(call).values()))
+            opening = "|".join(map(_pattern, frame.openings))
+            turn.add("REPLY", f"/(?s:.+)/ & ~/(?s:.*)({opening})(?s:.*)/")
             turn.add("reply", "REPLY")
         return ("reply",)
 
@@ -144,9 +145,10 @@ class GrammarWriter:
             turn.add(f"arguments_{number}", _json(_arguments(tool)))
             turn.add(f"call_{number}", turn.around(f"arguments_{number}", frame))
         turn.add("call", " | ".join(f"call_{number}" for number in range(len(frames))))
-        between = next(iter(frames.values())).between
+        frame = next(iter(frames.values()))
         is_one = _find(call, "one_call", "named") is not None
-        turn.add("calls", "call" if is_one else f"call ({turn.literal(between)} call)*")
+        calls = "call" if is_one else f"call ({turn.literal(frame.between)} call)*"
+        turn.add("calls", _join(turn.literal(frame.first), calls, turn.literal(frame.last)))
         return ("calls",)
 
     def _frames(self, call: ModelCall) -> Mapping[str, CallFrame]:
@@ -206,7 +208,9 @@ class _Turn:
             self._rules.append(f"{name}[lazy]: /(?s:.*){_pattern(tag)}/")
 
     def around(self, rule: str, frame: CallFrame) -> str:
-        return " ".join(filter(None, (self.literal(frame.before), rule, self.literal(frame.after))))
+        start, rest = map(self.literal, frame.head)
+        number = "" if frame.number_at < 0 else "/[0-9]{1,2}/"
+        return _join(start, number, rest, rule, self.literal(frame.after))
 
     def literal(self, text: str) -> str:
         """Return a text as a sequence of strings and ids of added tokens."""
@@ -231,11 +235,8 @@ def _find(call: ModelCall, *kinds: str) -> Constraint | None:
     return next((each for each in call.constraints if each.kind in kinds), None)
 
 
-def _find_opening(frames: Mapping[str, CallFrame]) -> str:
-    """Return the text that begins each call: the tag before its JSON, or else the JSON up to the tool's name."""
-    name, frame = next(iter(frames.items()))
-    start = frame.before.partition(name)[0]
-    return start.partition("{")[0].strip() or start.strip()
+def _join(*pieces: str) -> str:
+    return " ".join(filter(None, pieces))
 
 
 def _arguments(tool: ToolSchema) -> Mapping[str, Any]:
@@ -248,7 +249,8 @@ def _json(schema: Mapping[str, Any]) -> str:
 
 def _pattern(text: str) -> str:
     """Return a regular expression in a grammar that matches a text."""
-    return re.sub(r"([^\w\s<>])", r"\\\1", text).replace("\n", "\\n")
+    # Only ASCII: a regular expression of llguidance knows no escapes of other characters.
+    return re.sub(r"(?=[!-~])([^\w\s<>])", r"\\\1", text).replace("\n", "\\n")
 
 
 @lru_cache(maxsize=512)

@@ -12,9 +12,11 @@ Source: the chat templates of DeepSeek-V3-0324 and DeepSeek-V3.1. The bars are U
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.call_frame import CallFrame
 from turnwise_tool_formats.following import FollowedCall, Waiting
 from turnwise_tool_formats.json_stream import follow_arguments
 from turnwise_tool_formats.turn import Turn, TurnFollower
@@ -37,6 +39,10 @@ class DeepSeekV3(SectionGrammar):
     call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     opening = f"{section[0]}|{call[0]}"
     closing = (call[1], section[1])
+
+    def frame(self, name: str, tags: Collection[str]) -> CallFrame:
+        before = f"{self.call[0]}function<｜tool▁sep｜>{name}\n```json\n"
+        return CallFrame(before, f"\n```{self.call[1]}", "\n", *self.section, openings=(self.section[0], self.call[0]))
 
     def follow_head_and_arguments(self, follower: TurnFollower, start: int) -> Waiting[tuple[FollowedCall, int]]:
         head = yield from follower.match(_HEAD, start)

@@ -13,14 +13,18 @@ tools used"; that of Granite 4.0 writes each call between `<tool_call>` tags.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection
 
 from turnwise import ToolCall
+from turnwise_tool_formats.call_frame import CallFrame, frame_list
 from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import find_arguments, follow_json_calls
 from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls
 
 _CLOSE = "</tool_call>"
+_OPENINGS = ("<|tool_call|>", "<tool_call>", "<function_call>")
 
 
 class Granite(Grammar):
@@ -30,6 +34,12 @@ class Granite(Grammar):
     form = '<|tool_call|>[{"name": "<tool>", "arguments": {...}}].'
     opening = r"<\|tool_call\|>|<tool_call>|<function_call>"
     closing = (_CLOSE,)
+
+    def frame(self, name: str, tags: Collection[str]) -> CallFrame:
+        if _CLOSE in tags and "<|tool_call|>" not in tags:
+            before = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": '
+            return CallFrame(before, f"}}\n{_CLOSE}", "\n", openings=_OPENINGS)
+        return frame_list("<|tool_call|>[", name, "]", _OPENINGS)
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         calls, stop = read_json_calls(turn, opening.end())

@@ -11,9 +11,11 @@ Source: `docs/tool_call_guidance.md` of Kimi-K2-Instruct.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.call_frame import CallFrame
 from turnwise_tool_formats.following import FollowedCall, Waiting
 from turnwise_tool_formats.json_stream import follow_arguments
 from turnwise_tool_formats.turn import Turn, TurnFollower, with_id
@@ -36,6 +38,11 @@ class KimiK2(SectionGrammar):
     call = ("<|tool_call_begin|>", "<|tool_call_end|>")
     opening = f"{re.escape(section[0])}|{re.escape(call[0])}"
     closing = (call[1], section[1])
+
+    def frame(self, name: str, tags: Collection[str]) -> CallFrame:
+        start = f"{self.call[0]}functions.{name}:"
+        before, openings = f"{start}<|tool_call_argument_begin|>", (self.section[0], self.call[0])
+        return CallFrame(before, self.call[1], "", *self.section, openings=openings, number_at=len(start))
 
     def follow_head_and_arguments(self, follower: TurnFollower, start: int) -> Waiting[tuple[FollowedCall, int]]:
         head = yield from follower.match(_HEAD, start)

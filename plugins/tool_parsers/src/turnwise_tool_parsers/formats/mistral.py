@@ -12,9 +12,11 @@ In the second form each parallel call has its own `[TOOL_CALLS]`.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_formats.call_frame import CallFrame, frame_list
 from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_arguments, follow_json_calls
 from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls, with_id
@@ -30,6 +32,11 @@ class Mistral(Grammar):
     name = "mistral"
     form = '[TOOL_CALLS][{"name": "<tool>", "arguments": {...}}], or [TOOL_CALLS]<tool>[ARGS]{...} for each call.'
     opening = re.escape("[TOOL_CALLS]")
+
+    def frame(self, name: str, tags: Collection[str]) -> CallFrame:
+        if "[ARGS]" in tags:
+            return CallFrame(f"[TOOL_CALLS]{name}[ARGS]", "", "", openings=("[TOOL_CALLS]",))
+        return frame_list("[TOOL_CALLS][", name, "]", ("[TOOL_CALLS]",))
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         start = turn.skip_space(opening.end())

@@ -12,8 +12,10 @@ Source: the tokens and the model card of Phi-4-mini-instruct for the first form,
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from turnwise import ToolCall
+from turnwise_tool_formats.call_frame import CallFrame, frame_list
 from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import find_arguments, follow_json_calls
 from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls
@@ -28,6 +30,9 @@ class Phi4(Grammar):
     form = '<|tool_call|>[{"name": "<tool>", "arguments": {...}}]<|/tool_call|>.'
     opening = r'<\|tool_call\|>|\bfunctools(?=\[|\s{1,8}\[\s{0,8}[{\]]|\s{0,8}\{\s{0,8}")'
     closing = (_CLOSE,)
+
+    def frame(self, name: str, tags: Collection[str]) -> CallFrame:
+        return frame_list("<|tool_call|>[", name, f"]{_CLOSE}", ("<|tool_call|>", "functools"))
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         calls, stop = read_json_calls(turn, opening.end())

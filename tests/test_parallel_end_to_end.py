@@ -79,7 +79,7 @@ def test_expanded_rows_are_what_was_sampled(model):
     config = load_config(CONFIG, ["agent.objective=expanded", "data.limit=6", "rollout.n=1"])
     with RolloutManager.from_config(config) as manager:
         results = manager.rollout(load_tasks(config))
-        batch = collate(results, pad_token_id=0)
+        batch = collate(results, pad_token_id=0).as_int64()
 
     assert {Status.COMPLETED} == {result.status for result in results}
     assert len(batch) > len(results)

@@ -31,6 +31,7 @@ def learn(groups: list[EpisodeGroup], batch: RolloutBatch) -> None:
     for group in groups:
         rewards = [episode.reward or 0.0 for episode in group.episodes]
         advantages += [reward - sum(rewards) / len(rewards) for reward in rewards]
+    batch = batch.as_int64()  # `gather` takes no other indices
     logits = policy(batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids).logits
     log_probs = logits[:, batch.prompt_length - 1 : -1].log_softmax(-1).gather(-1, batch.responses[..., None])[..., 0]
     weights = torch.tensor(advantages)[batch.episode_index, None] * batch.loss_mask

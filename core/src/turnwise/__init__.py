@@ -42,6 +42,7 @@ from turnwise.protocols import (
     WeightTransport,
     Wrapper,
 )
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
@@ -85,6 +86,7 @@ __all__ = [
     "Agent",
     "Capabilities",
     "Chat",
+    "ColumnSpec",
     "Command",
     "Diagnostic",
     "Engine",

@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import ConfigError, Owner
 from turnwise.layout import Layout
+from turnwise.recipe import PluginPin as PluginPin
+from turnwise.recipe import PluginRecipe as PluginRecipe
 from turnwise.sampling import Grammar as Grammar
 from turnwise.sampling import SamplingParams as SamplingParams
 
@@ -178,6 +180,8 @@ class GenerateResult:
         stop_reason: the stop id or string that ended the turn, when there was one.
         num_cached_tokens: tokens of the context that came from a prefix cache.
         replica: index of the replica that served the request; an engine leaves it at 0.
+        columns: values of open columns by name: (num_new, *shape), or for a column of all tokens perhaps those of the
+            context and of the new tokens; see `turnwise.record.column_specs`. None for none.
     """
 
     token_ids: TokenArray = field(converter=as_token_array)
@@ -187,6 +191,7 @@ class GenerateResult:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     replica: int = 0
+    columns: Mapping[str, Array] | None = None
 
     def __attrs_post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -286,6 +291,10 @@ class Reply:
     reward: float | None = None
 
 
+Columns = Mapping[str, ArrayLike]
+_COLUMNS: Any = field(default=None, eq=False, repr=False)
+
+
 class Placement(StrEnum):
     """The token that gets the score of a trajectory."""
 
@@ -295,11 +304,17 @@ class Placement(StrEnum):
 
 @frozen(kw_only=True)
 class TrajectoryScore:
-    """One number for a whole trajectory, set on its last action token unless `at` says otherwise."""
+    """
+    One number for a whole trajectory, set on its last action token unless `at` says otherwise.
+
+    A score of any class may have `columns`: values of open columns of its record by name, see `Trajectory.with_column`.
+    The core puts them into the record, and the score keeps none.
+    """
 
     value: float
     at: Placement = field(default=Placement.LAST_ACTION, converter=Placement)
     extra: Mapping[str, float] = field(factory=dict)
+    columns: Columns | None = _COLUMNS
 
 
 @frozen(kw_only=True)
@@ -308,6 +323,7 @@ class TurnScore:
 
     values: tuple[float, ...]
     extra: Mapping[str, float] = field(factory=dict)
+    columns: Columns | None = _COLUMNS
 
 
 @frozen(kw_only=True)
@@ -316,6 +332,7 @@ class TokenScore:
 
     values: tuple[float, ...]
     extra: Mapping[str, float] = field(factory=dict)
+    columns: Columns | None = _COLUMNS
 
 
 Score = TrajectoryScore | TurnScore | TokenScore
@@ -368,33 +385,3 @@ class EpisodeMetrics:
     num_cached_tokens: int = 0
     replicas: tuple[int, ...] = ()
     extra: Mapping[str, float] = field(factory=dict)
-
-
-@frozen(kw_only=True)
-class PluginPin:
-    """
-    The plugin that the driver found, so that a worker can check that it has the same one.
-
-    Attributes:
-        name, module: name of the entry point, and the module that it loads.
-        distribution, version: name and version of the installed distribution.
-    """
-
-    name: str
-    module: str
-    distribution: str
-    version: str
-
-
-@frozen(kw_only=True)
-class PluginRecipe:
-    """
-    The names and versions of plugins to load; the only data of the plugin system that crosses a process border.
-
-    Attributes:
-        allow: entry-point names to load; None loads all that are installed.
-        pins: the plugins as the driver found them; loading raises `PluginError` on a difference.
-    """
-
-    allow: tuple[str, ...] | None = None
-    pins: tuple[PluginPin, ...] = ()

@@ -1,7 +1,6 @@
 """Packed batches, and the rows that they are made of."""
 
 import tracemalloc
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from turnwise.errors import TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import EpisodeMetrics, Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
-from turnwise_testing.inputs.small_episodes import trajectory
+from turnwise_testing.inputs.small_episodes import assert_same_batches, trajectory
 from turnwise_testing.inputs.strategies import trajectories
 
 PAD = 9
@@ -58,18 +57,18 @@ def episode_results(draw: st.DrawFn):
 
 
 def pack(results, pad_token_id: int) -> PackedBatch:
-    """Return episodes as a packed batch."""
+    """Return episodes as a packed batch, which is equal to the padded one in both directions."""
     packed = collate_packed(results, pad_token_id=pad_token_id)
-    other = collate(results, pad_token_id=pad_token_id).packed()
+    padded = collate(results, pad_token_id=pad_token_id)
+    other = padded.packed()
     assert all(torch.equal(getattr(packed, name), getattr(other, name)) for name in (*COLUMNS, "cu_seqlens"))
+    assert_same_batches(padded, RolloutBatch.from_packed(packed))
     return packed
 
 
 def rows_in(packed: PackedBatch, name: str) -> list[list]:
     """Return one column of a packed batch, row by row."""
-    bounds = packed.cu_seqlens.tolist()
-    column = getattr(packed, name)
-    return [column[start:stop].tolist() for start, stop in pairwise(bounds)]
+    return [row.tolist() for row in packed.split(getattr(packed, name))]
 
 
 def _kind_of_tokens(record):
@@ -89,13 +88,12 @@ class TestPack:
         assert len(records) == len(packed)
         for name in ("input_ids", "position_ids", "block_start", "path_start"):
             assert [getattr(record, name).tolist() for record in records] == rows_in(packed, name)
-        for name, own, fill in (
-            ("response_mask", "response_mask", 0),
-            ("rollout_log_probs", "logprobs", 0.0),
-            ("weight_versions", "weight_versions", -1),
+        for name, own in (
+            ("response_mask", "response_mask"),
+            ("rollout_log_probs", "logprobs"),
+            ("weight_versions", "weight_versions"),
         ):
-            expected = [[fill] * r.num_prompt_tokens + getattr(r, own).tolist() for r in records]
-            assert expected == rows_in(packed, name)
+            assert [getattr(record, own).tolist() for record in records] == rows_in(packed, name)
         assert [len(record.turns()) for record in records] == packed.num_turns.tolist()
         assert [record.num_prompt_tokens for record in records] == packed.prompt_lens.tolist()
         assert [record.num_response_tokens for record in records] == packed.response_lens.tolist()
@@ -116,7 +114,7 @@ class TestPack:
             for index, record in enumerate(result.trajectories):
                 score = result.scores[index] if result.scores else None
                 values = np.zeros(record.num_response_tokens) if score is None else token_scores(score, record)
-                expected.append([0.0] * record.num_prompt_tokens + values.tolist())
+                expected.append(values.tolist())
                 scored.append(score is not None)
             if not result.trajectories:
                 expected.append([])
@@ -134,7 +132,7 @@ class TestPack:
         assert expected == rows_in(packed, "loss_mask")
 
     def test_types(self):
-        """Ids and positions are int32 and masks uint8, where padded batches have int64 for all of them."""
+        """Ids and positions are int32 and masks uint8, as in padded batches."""
         packed = pack(
             [EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(trajectory(),))], pad_token_id=0
         )
@@ -236,21 +234,6 @@ def finished(record: Trajectory) -> EpisodeResult:
     return EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(record,))
 
 
-def test_a_packed_batch_without_blocks_takes_little_more_than_its_real_bytes():
-    """At most 1.4 times the values of real tokens, and the same after a padded batch."""
-    record = Trajectory(range(500))
-    for _ in range(4):
-        record.add_action(range(200), [-0.5] * 200)
-        record.add_observation(range(60))
-    results = [EpisodeResult(task=task(), status=Status.COMPLETED, agent_name="a", trajectories=(record,))] * 8
-    # Ids and positions of all tokens; log-probability, score, version and two masks of response tokens.
-    real_bytes = 8 * (len(record) * (4 + 4) + record.num_response_tokens * (4 + 4 + 4 + 1 + 1))
-
-    for batch in (collate_packed(results, pad_token_id=PAD), collate(results, pad_token_id=PAD).packed()):
-        num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.tensors.values())
-        assert num_bytes <= 1.4 * real_bytes
-
-
 @pytest.mark.parametrize("with_blocks", [False, True])
 def test_a_padded_batch_has_the_types_of_the_table(with_blocks):
     """Also one that was packed in between, where ids, positions and masks have smaller types."""
@@ -264,10 +247,16 @@ def test_a_padded_batch_has_the_types_of_the_table(with_blocks):
     padded = collate(results, pad_token_id=PAD)
 
     assert (padded.path_start > 0).any() == with_blocks
-    for batch in (padded, RolloutBatch.from_packed(padded.packed())):
+    wide = padded.as_int64()
+    for batch in (padded, RolloutBatch.from_packed(padded.packed()), RolloutBatch.from_packed(wide.packed())):
         for name, column in COLUMNS.items():
             assert getattr(batch, name).numpy().dtype == column.dtype
             assert torch.equal(getattr(batch, name), getattr(padded, name))
+    widened = {"input_ids", "position_ids", "response_mask", "loss_mask", "attention_mask"}
+    for name in (*COLUMNS, "attention_mask"):
+        own = getattr(padded, name)
+        assert (torch.int64 if name in widened else own.dtype) == getattr(wide, name).dtype
+        assert torch.equal(getattr(wide, name), own.to(getattr(wide, name).dtype))
 
 
 def test_names_of_padded_batches_are_taken():

@@ -126,6 +126,26 @@ class TestFiles:
         modes = {oct(path.stat().st_mode) for path in tmp_path.iterdir()}
         assert modes == {oct(0o100666 & ~umask)}
 
+    @pytest.mark.parametrize("records", [[], [trajectory()], [trajectory(), forked(), Trajectory([])]])
+    def test_a_file_of_version_1(self, tmp_path, records):
+        """Its columns of response tokens have entries for prompts, and it has positions without any block too."""
+        path = tmp_path / "b.safetensors"
+        batch = batch_of(*(episode(record) for record in records))
+        packed = batch.packed()
+        save_batch(batch, path)
+        with safe_open(path, framework="pt") as file:
+            metadata, tensors = json.loads(file.metadata()["turnwise.packed_batch"]), load_file(path)
+        assert 2 == metadata.pop("version")
+        columns = {name: column.alignment for name, column in COLUMNS.items()} | metadata["field_alignment"]
+        for name in (each for each, alignment in columns.items() if alignment == "response"):
+            rows = zip(packed.split(tensors[name]), packed.prompt_lens.tolist(), strict=True)
+            parts = [torch.cat([row.new_zeros((num_prompt, *row.shape[1:])), row]) for row, num_prompt in rows]
+            tensors[name] = torch.cat(parts) if parts else tensors[name]
+        save_file(
+            tensors | {"position_ids": packed.position_ids}, path, {"turnwise.packed_batch": json.dumps(metadata)}
+        )
+        assert_same_batches(batch, load_batch(path))
+
     def test_metrics(self, tmp_path):
         """A file keeps the metrics of its rows."""
         metrics = EpisodeMetrics(extra={"programs_passed": np.float32(2)})
@@ -148,10 +168,10 @@ class TestFiles:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert 22 * num_tokens < path.stat().st_size < 22 * num_tokens + 300 * len(batch) + 2000
+        assert 17 * num_tokens < path.stat().st_size < 18 * num_tokens + 300 * len(batch) + 2000
         assert peak < 100 * num_tokens + 3000 * len(batch) + 50_000
         loaded = load_packed_batch(path)
-        assert sum(each.untyped_storage().nbytes() for each in loaded.tensors.values()) < 23 * num_tokens
+        assert sum(each.untyped_storage().nbytes() for each in loaded.tensors.values()) < 22 * num_tokens
 
     def test_other_files(self, tmp_path):
         """A missing file, bytes that are no such file, and tensors without our metadata."""
@@ -183,8 +203,8 @@ class TestFiles:
         path = tmp_path / "b.safetensors"
         packed = collate_packed([episode(trajectory())], pad_token_id=PAD)
         rows = {name: packed.column(name) for name in ROW_NAMES}
-        tensors = {name: getattr(packed, name).contiguous() for name in PACKED}
-        good = {"widths": {}, "pad_token_id": 0, "num_rows": 1, "rows": rows, "field_alignment": {}}
+        tensors = {name: getattr(packed, name).contiguous() for name in PACKED if name != "position_ids"}
+        good = {"version": 2, "widths": {}, "pad_token_id": 0, "num_rows": 1, "rows": rows, "field_alignment": {}}
 
         def load(change, **wrong):
             save_file(tensors | wrong, path, {"turnwise.packed_batch": json.dumps(good | change)})
@@ -195,6 +215,10 @@ class TestFiles:
             load({"rows": rows | {"status": ["fine"]}})
         with pytest.raises(DataError, match=r"not a saved batch: TrajectoryError: response_mask has shape \[2\]"):
             load({}, response_mask=torch.zeros(2, dtype=torch.uint8))
+        with pytest.raises(
+            DataError, match="not a saved batch: ValueError: the file has version 3, this turnwise reads"
+        ):
+            load({"version": 3})
         with pytest.raises(DataError, match="TrajectoryError: cu_seqlens does not bound 1 rows of 6 tokens"):
             load({}, cu_seqlens=torch.tensor([0, 7], dtype=torch.int32))
         with pytest.raises(TrajectoryError, match="row 0 has 4 response tokens"):
@@ -218,6 +242,7 @@ class TestChangedFiles:
         save_batch(collate_packed([episode(trajectory())], pad_token_id=PAD), path)
         with safe_open(path, framework="pt") as file:
             metadata, tensors = file.metadata(), {each: file.get_tensor(each) for each in list(file.keys())}
+        tensors.setdefault("position_ids", torch.arange(6, dtype=torch.int32))
         tensors.setdefault("block_start", torch.zeros(6, dtype=torch.int32))
         tensors.setdefault("path_start", torch.zeros(6, dtype=torch.int32))
         tensors[name] = change(tensors[name])

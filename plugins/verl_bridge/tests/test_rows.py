@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
+from turnwise import ColumnSpec, EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise.record.lineage import RecordLineage
 from turnwise_verl_bridge.rows import count_turns, to_queue_rows
@@ -87,3 +87,18 @@ def test_turns_are_counted_as_in_verl(blocks, expected):
 def test_a_row_names_its_agent(fields, agent):
     """`agent_name` has verl's meaning, and `turnwise_agent` replaces it where it names verl's loop."""
     assert agent == build_task({"raw_prompt": [{"role": "user", "content": "?"}], **fields}, "u").agent_name
+
+
+def test_open_columns_are_in_the_rows():
+    """The bridge knows none of them, and each has its values beside its tokens."""
+    record = record_of([3, 4], [5], [6])
+    spec = ColumnSpec(name="routes", dtype="int16", shape=(2,), fill=-1)
+    values = [[1, 2], [3, 4], [-1, -1], [5, 6]]
+    episode = EpisodeResult(
+        task=Task(messages=({"role": "user", "content": "?"},), uid="t"),
+        status=Status.COMPLETED,
+        trajectories=(record.with_column(spec, values),),
+        scores=(TrajectoryScore(value=1.0),),
+    )
+    (row,) = to_queue_rows(collate([episode], pad_token_id=0), episode)
+    assert values == row["routes"].tolist()

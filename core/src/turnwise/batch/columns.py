@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-from attrs import Factory, field, fields, frozen
+from attrs import field, fields, frozen
 from numpy.typing import DTypeLike
 
 from turnwise.errors import TrajectoryError
@@ -33,27 +33,27 @@ class Column:
     The type of a column, and the tokens or rows that it has values for.
 
     `fill` is the value of its pads; `input_ids` hold the batch's `pad_token_id` instead. Token indices move with the
-    padding. `dtype` is the type in padded batches, which trainers and kernels expect; `packed_dtype` is the smallest.
-    Values are from `low` to `high`, which the reader of a file checks; without bounds they may be nan.
+    padding. `RolloutBatch.as_int64` widens a column with `is_widened`. Values are from `low` to `high`, which the
+    reader of a file checks; without bounds they may be nan.
     """
 
     dtype: DTypeLike
     alignment: Alignment
     fill: int = 0
     is_index: bool = False
-    packed_dtype: DTypeLike = field(default=Factory(lambda self: self.dtype, takes_self=True))
+    is_widened: bool = False
     low: float | None = None
     high: float = math.inf
 
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 COLUMNS: Final[Mapping[str, Column]] = {
-    "input_ids": Column(np.int64, "token", packed_dtype=np.int32, low=0),
-    "position_ids": Column(np.int64, "token", packed_dtype=np.int32, low=0),
+    "input_ids": Column(np.int32, "token", is_widened=True, low=0),
+    "position_ids": Column(np.int32, "token", is_widened=True, low=0),
     "block_start": Column(np.int32, "token", is_index=True, low=0),
     "path_start": Column(np.int32, "token", is_index=True, low=0),
-    "response_mask": Column(np.int64, "response", packed_dtype=np.uint8, low=0, high=1),
-    "loss_mask": Column(np.int64, "response", packed_dtype=np.uint8, low=0, high=1),
+    "response_mask": Column(np.uint8, "response", is_widened=True, low=0, high=1),
+    "loss_mask": Column(np.uint8, "response", is_widened=True, low=0, high=1),
     "rollout_log_probs": Column(np.float32, "response", low=-_LARGEST, high=_LARGEST),
     "rm_scores": Column(np.float32, "response"),
     "weight_versions": Column(np.int32, "response", fill=NO_VERSION, low=NO_VERSION),
@@ -108,16 +108,16 @@ class BatchColumns:
     """
     The tensors that padded and packed batches share, one for each entry of `COLUMNS`.
 
-    Shapes: a padded batch has (B, T) for tokens and (B, R) for response tokens, a packed one has (N,) for both.
-    Ids, positions and masks are int64 in a padded batch; in a packed one, ids and positions are int32 and masks uint8.
+    Shapes: a padded batch has (B, T) for tokens and (B, R) for response tokens, a packed one has (N,) and (M,).
+    `position_ids`, which both have, are tokens, int32, from 0 in each row; the paths of a block share theirs.
 
     Attributes:
-        input_ids: tokens.
-        position_ids: tokens, from 0 in each row; the paths of a block share theirs.
-        block_start: tokens, int32, index at which the token's block starts; 0 outside blocks.
+        input_ids: tokens, int32.
+        block_start: tokens, int32, index at which the token's block starts; 0 outside blocks. Without any block, all
+            entries share the memory of one, as in `path_start`.
         path_start: tokens, int32, index at which the token's own path starts; 0 outside blocks.
-        response_mask: response tokens, 1 exactly on tokens that the policy sampled.
-        loss_mask: response tokens, the response mask, all 0 in rows that say nothing about the policy.
+        response_mask: response tokens, uint8, 1 exactly on tokens that the policy sampled.
+        loss_mask: response tokens, uint8, the response mask, all 0 in rows that say nothing about the policy.
         rollout_log_probs: response tokens, float32, of each sampled id when it was sampled.
         rm_scores: response tokens, float32: the episode's reward, on the tokens where the reward set it; see
             `turnwise.batch.rewards` for scores of records without a sampled token.
@@ -127,11 +127,11 @@ class BatchColumns:
         episode_rewards: (B,) float32, the sum of the episode's scores, on each of its rows; 0 where it was not scored.
         rows: B of them: the values that are no tensors.
         pad_token_id: the id of pads.
-        fields: tensors that postprocessors added, by name.
+        fields: tensors that postprocessors added, and the open columns of the records, by name.
+        field_fills: the value of the pads of fields where it is not 0.
     """
 
     input_ids: Tensor
-    position_ids: Tensor
     block_start: Tensor
     path_start: Tensor
     response_mask: Tensor
@@ -145,6 +145,7 @@ class BatchColumns:
     rows: tuple[BatchRow, ...]
     pad_token_id: int
     fields: Mapping[str, Tensor] = field(factory=dict)
+    field_fills: Mapping[str, float] = field(factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -18,7 +18,7 @@ from attrs import frozen
 from turnwise.record.columns import Origin, Segment
 from turnwise.record.result import token_scores
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import Score, TokenScore, TrajectoryScore
+from turnwise.types import Array, Score, TokenScore, TrajectoryScore
 
 
 @frozen
@@ -69,7 +69,21 @@ def _flat(trajectory: Trajectory, row: _Row) -> Trajectory:
             flat.add_forced(ids)
         else:
             flat.add_observation(ids)
+    for name, spec in trajectory.columns.items():
+        flat = flat.with_column(spec, _column_of(trajectory, name, row))
     return flat
+
+
+def _column_of(trajectory: Trajectory, name: str, row: _Row) -> Array:
+    """Return the values of an open column of a row; context that the policy sampled is not sampled in the row."""
+    spec, values, prompt = trajectory.columns[name], trajectory.column(name), trajectory.num_prompt_tokens
+    first = prompt if spec.of_responses else 0
+    pieces = [values[:prompt]] if first == 0 else []
+    for segment in row.segments:
+        own = values[segment.start - first : segment.stop - first]
+        is_context = not segment.origin.is_turn or segment.start not in row.trained
+        pieces.append(spec.filled(len(own)) if spec.tokens == "sampled" and is_context else own)
+    return np.concatenate([spec.filled(0), *pieces])
 
 
 def _part(trajectory: Trajectory, score: Score | None, row: _Row) -> Score | None:

@@ -3,7 +3,7 @@ Packed batches: the real tokens of many rows end to end.
 
 Their size grows with the number of real tokens, whatever the longest row is. `turnwise.batch.rollout_batch` pads them.
 
-Shapes: B rows, one per trajectory; N real tokens of all rows.
+Shapes: B rows, one per trajectory; N real tokens of all rows, M of them in responses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, field, frozen
 
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns
-from turnwise.batch.packed_arrays import pack_arrays
+from turnwise.batch.packed_arrays import arrays_of
+from turnwise.batch.rows import Rows, build_rows
 from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.result import EpisodeResult
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _PADDED_NAMES: Final = frozenset(
     {
         *("attention_mask", "prompt_length", "response_length", "prompts", "responses", "visibility", "select"),
-        *("packed", "from_packed"),
+        *("packed", "from_packed", "from_rows", "as_int64"),
     }
 )
 """Attributes of padded batches alone, which no field may hide when the batch is padded."""
@@ -35,32 +36,39 @@ class PackedBatch(BatchColumns):
     """
     Rows end to end; row b is ``cu_seqlens[b]:cu_seqlens[b + 1]``, its prompt first. A row may have no tokens.
 
-    All columns of tokens and of response tokens are (N,); those of response tokens hold their pad value on prompts.
-    `block_start` and `path_start` count within the row, as in the `Trajectory`.
+    Columns of tokens are (N,). Columns of response tokens are (M,), the responses end to end: prompts have no entry in
+    them. `split` cuts either into rows. `block_start` and `path_start` count within the row, as in the `Trajectory`.
 
     Attributes:
         cu_seqlens: (B + 1,) int32, where rows start and end.
         prompt_lens: (B,) int64.
-        field_alignment: what the values of each field belong to. Fields are (B,) or (N, ...); those of response tokens
-            hold 0 on prompts.
+        block_positions: (N,) int32, `position_ids` of a batch with blocks; None in one without, where they follow from
+            `cu_seqlens`.
+        field_alignment: what the values of each field belong to. Fields are (B,), (M, ...) or (N, ...).
     """
 
     cu_seqlens: Tensor
     prompt_lens: Tensor
+    block_positions: Tensor | None = None
     field_alignment: Mapping[str, Alignment] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        sizes = {"row": len(self), "response": len(self.input_ids), "token": len(self.input_ids)}
-        alignments = {name: column.alignment for name, column in COLUMNS.items()}
-        for name, alignment in (alignments | {"prompt_lens": "row"}).items():
-            if getattr(self, name).shape != (sizes[alignment],):
-                raise TrajectoryError(f"{name} has shape {list(getattr(self, name).shape)}, not [{sizes[alignment]}]")
-        ends = self.cu_seqlens.tolist()
-        if len(ends) != len(self) + 1 or (ends[0], ends[-1]) != (0, sizes["token"]) or self._has_negative_lens():
-            raise TrajectoryError(f"cu_seqlens does not bound {len(self)} rows of {sizes['token']} tokens")
+        total, ends = len(self.input_ids), self.cu_seqlens.tolist()
+        if len(ends) != len(self) + 1 or (ends[0], ends[-1]) != (0, total) or self._has_negative_lens():
+            raise TrajectoryError(f"cu_seqlens does not bound {len(self)} rows of {total} tokens")
+        sizes = {"row": len(self), "response": total - int(self.prompt_lens.sum()), "token": total}
+        for name, tensor in (self.tensors | {"prompt_lens": self.prompt_lens}).items():
+            size = sizes[COLUMNS[name].alignment if name in COLUMNS else "row"]
+            if tensor.shape != (size,):
+                raise TrajectoryError(f"{name} has shape {list(tensor.shape)}, not [{size}]")
 
     def _has_negative_lens(self) -> bool:
         return any(bool((lens < 0).any()) for lens in (self.prompt_lens, self.response_lens))
+
+    @property
+    def position_ids(self) -> Tensor:
+        """(N,) int32: positions, from 0 in each row; computed at each access in a batch without blocks."""
+        return count_positions(self.cu_seqlens) if self.block_positions is None else self.block_positions
 
     @property
     def response_lens(self) -> Tensor:
@@ -68,8 +76,9 @@ class PackedBatch(BatchColumns):
         return self.cu_seqlens.diff() - self.prompt_lens
 
     def split(self, column: Tensor) -> tuple[Tensor, ...]:
-        """Return views of an (N, ...) column, one for each row: its prompt, then its response."""
-        return column.split_with_sizes(self.cu_seqlens.diff().tolist())
+        """Return views of an (N, ...) or (M, ...) column, one for each row: of its tokens, or of its response."""
+        whole = len(column) == len(self.input_ids)  # M is equal to N only if no row has a prompt
+        return column.split_with_sizes((self.cu_seqlens.diff() if whole else self.response_lens).tolist())
 
     def with_fields(self, new: Mapping[str, Tensor | Sequence[Tensor]]) -> PackedBatch:
         """
@@ -99,12 +108,10 @@ class PackedBatch(BatchColumns):
                 return values, "row"
             raise PluginError(f"field {name!r} has shape {tuple(values.shape)}, expected ({len(self)},)")
         lens = [each.shape[0] if each.ndim else -1 for each in values]
-        prompt_lens = self.prompt_lens.tolist()
-        if lens == self.response_lens.tolist():
-            rows = [(each.new_zeros((n, *each.shape[1:])), each) for n, each in zip(prompt_lens, values, strict=True)]
-            return torch.cat([part for row in rows for part in row] or [torch.zeros(0)]), "response"
-        if lens == self.cu_seqlens.diff().tolist():
-            return torch.cat(list(values)), "token"
+        alignments: dict[Alignment, Tensor] = {"response": self.response_lens, "token": self.cu_seqlens.diff()}
+        for alignment, wanted_lens in alignments.items():
+            if lens == wanted_lens.tolist():
+                return torch.cat(list(values) or [torch.zeros(0)]), alignment
         wanted = f"{len(self)}, with a value for each token of a row or for each of its response tokens"
         raise PluginError(f"field {name!r} has {len(lens)} tensors of lengths {lens[:4]}, expected {wanted}")
 
@@ -116,18 +123,42 @@ def collate_packed(results: Sequence[EpisodeResult], *, pad_token_id: int) -> Pa
     Raises:
         TrajectoryError: an episode's scores do not fit its trajectories.
     """
+    return pack_rows(build_rows(results), pad_token_id=pad_token_id)
+
+
+def pack_rows(rows: Rows, *, pad_token_id: int) -> PackedBatch:
+    """Make a packed batch of rows."""
     import torch
 
-    arrays = pack_arrays(results)
-    columns: dict[str, Any] = {
-        # torch takes no array whose values share their memory.
-        name: torch.from_numpy(values if values.flags.writeable else values[:1].copy()).expand(len(values))
-        for name, values in arrays.columns.items()
-    }
+    arrays = arrays_of(rows)
+    columns: dict[str, Any] = {name: torch.from_numpy(values) for name, values in arrays.columns.items()}
+    positions = columns.pop("position_ids", None)
+    if positions is None:
+        columns |= no_layout(len(arrays.columns["input_ids"]))
     return PackedBatch(
         **columns,
+        block_positions=positions,
         cu_seqlens=torch.from_numpy(arrays.cu_seqlens),
         prompt_lens=torch.from_numpy(arrays.prompt_lens),
         rows=arrays.rows,
         pad_token_id=pad_token_id,
+        fields={name: torch.from_numpy(values) for name, values in arrays.fields.items()},
+        field_alignment=arrays.field_alignment,
+        field_fills=arrays.field_fills,
     )
+
+
+def no_layout(*shape: int) -> dict[str, Tensor]:
+    """Return the index columns of a batch without blocks, of a shape: all entries share the memory of one."""
+    import torch
+
+    nothing = torch.zeros((1,) * len(shape), dtype=torch.int32)
+    return {name: nothing.expand(shape) for name, column in COLUMNS.items() if column.is_index}
+
+
+def count_positions(cu_seqlens: Tensor) -> Tensor:
+    """Return (N,) int32 positions of rows without blocks, which start and end at (B + 1,) `cu_seqlens`."""
+    import torch
+
+    starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+    return torch.arange(len(starts), dtype=torch.int32, device=starts.device) - starts

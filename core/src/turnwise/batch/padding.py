@@ -3,7 +3,8 @@ Padding: moves the tokens of rows between packed and padded tensors.
 
 Copies run over whole rows; no Python loop runs over tokens.
 
-Shapes: B rows, one per trajectory; N tokens of all rows; P prompt columns, R response columns, T = P + R.
+Shapes: B rows, one per trajectory; N tokens of all rows, M of them in responses; P prompt columns, R response columns,
+T = P + R.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import DTypeLike
 
-from turnwise.batch.columns import Alignment, Column
+from turnwise.batch.columns import Alignment
 from turnwise.errors import PluginError, TrajectoryError
 
 if TYPE_CHECKING:
@@ -65,16 +66,13 @@ class Padding:
             response_length=padded_length(response_lens, response_length, pad_to_multiple_of, "response"),
         )
 
-    def pad(self, flat: Tensor, alignment: Alignment, fill: int = 0, dtype: DTypeLike = None) -> Tensor:
-        """Return (N, ...) values as (B, T, ...), or as (B, R, ...) without prompts, of a type; (B,) stays."""
-        import torch
-
+    def pad(self, flat: Tensor, alignment: Alignment, fill: float = 0) -> Tensor:
+        """Return (N, ...) values as (B, T, ...), and (M, ...) ones of responses as (B, R, ...); (B,) stays."""
         if alignment == "row":
             return flat
         values = as_array(flat)
         if values is not None:
-            return self.pad_rows(self._rows(values, alignment), alignment, dtype or values.dtype, fill, flat.shape[1:])
-        flat = flat if dtype is None else flat.to(torch.from_numpy(np.empty(0, dtype)).dtype)
+            return self.pad_rows(self._rows(values, alignment), alignment, values.dtype, fill, flat.shape[1:])
         padded = flat.new_full((*self._shape(alignment), *flat.shape[1:]), fill)
         self._place(self._rows(flat, alignment), padded, alignment)
         return padded
@@ -84,7 +82,7 @@ class Padding:
         rows: Iterable[np.ndarray],
         alignment: Alignment,
         dtype: DTypeLike,
-        fill: int = 0,
+        fill: float = 0,
         trailing: Sequence[int] = (),
     ) -> Tensor:
         """Return B arrays, of all tokens of a row or of its response, as one (B, T, ...) or (B, R, ...)."""
@@ -95,19 +93,10 @@ class Padding:
         self._place(rows, padded, alignment)
         return torch.from_numpy(padded)
 
-    def pack_rows(
-        self, rows: Iterable[np.ndarray], alignment: Alignment, dtype: DTypeLike, fill: int = 0
-    ) -> np.ndarray:
-        """Return B arrays, of all tokens of a row or of its response, as one (N,); prompts of the latter get `fill`."""
-        packed = np.full(sum(self.prompt_lens) + sum(self.response_lens), fill, dtype)
-        for place, values in zip(self._rows(packed, alignment), rows, strict=True):
-            place[:] = values
-        return packed
-
     def mask(self) -> Tensor:
-        """Return (B, T) int64: 1 on real tokens."""
+        """Return (B, T) uint8: 1 on real tokens."""
         pairs = zip(self.prompt_lens, self.response_lens, strict=True)
-        return self.pad_rows((np.ones(prompt + response, np.int64) for prompt, response in pairs), "token", np.int64)
+        return self.pad_rows((np.ones(prompt + response, np.uint8) for prompt, response in pairs), "token", np.uint8)
 
     def _shape(self, alignment: Alignment) -> tuple[int, int]:
         prompt_length = self.prompt_length if alignment == "token" else 0
@@ -116,8 +105,8 @@ class Padding:
     def _rows(self, flat: Values, alignment: Alignment) -> Iterator[Values]:
         stop = 0
         for prompt, response in zip(self.prompt_lens, self.response_lens, strict=True):
-            start, stop = stop, stop + prompt + response
-            yield flat[start if alignment == "token" else start + prompt : stop]
+            start, stop = stop, stop + response + (prompt if alignment == "token" else 0)
+            yield flat[start:stop]
 
     def _place(self, rows: Iterable[Values], padded: Values, alignment: Alignment) -> None:
         if alignment == "response":
@@ -128,19 +117,28 @@ class Padding:
         for row, (values, prompt, response) in enumerate(lens):
             padded[row, self.prompt_length - prompt : self.prompt_length + response] = values
 
-    def unpad(self, padded: Tensor, alignment: Alignment, fill: int = 0) -> Tensor:
-        """Return (B, T, ...) or (B, R, ...) values as (N, ...): the inverse of `pad`; prompts get `fill`."""
+    def unpad(self, padded: Tensor, alignment: Alignment) -> Tensor:
+        """Return (B, T, ...) values as (N, ...), and (B, R, ...) ones as (M, ...): the inverse of `pad`."""
         import torch
 
         if alignment == "row":
             return padded
         pieces = [padded.new_empty((0, *padded.shape[2:]))]
         for row, (prompt, response) in enumerate(zip(self.prompt_lens, self.response_lens, strict=True)):
-            if alignment == "token":
-                pieces.append(padded[row, self.prompt_length - prompt : self.prompt_length + response])
-            else:
-                pieces += [padded.new_full((prompt, *padded.shape[2:]), fill), padded[row, :response]]
+            first = self.prompt_length - prompt if alignment == "token" else 0
+            size = response + (prompt if alignment == "token" else 0)
+            pieces.append(padded[row, first : first + size])
         return torch.cat(pieces)
+
+
+def join_rows(rows: Sequence[np.ndarray], dtype: DTypeLike, trailing: Sequence[int] = ()) -> np.ndarray:
+    """Return arrays end to end, (N, ...) or (M, ...), of a type; there may be none."""
+    joined = np.empty((sum(map(len, rows)), *trailing), dtype)
+    stop = 0
+    for values in rows:
+        start, stop = stop, stop + len(values)
+        joined[start:stop] = values
+    return joined
 
 
 def as_array(tensor: Tensor) -> np.ndarray | None:
@@ -156,16 +154,6 @@ def as_array(tensor: Tensor) -> np.ndarray | None:
         return tensor.numpy()
     except TypeError:  # a type of torch alone, such as bfloat16
         return None
-
-
-def pack_column(values: Tensor, column: Column) -> Tensor:
-    """Return (N,) values in their packed type; indices that are all 0, as without blocks, take the memory of one."""
-    import torch
-
-    array = as_array(values)
-    if column.is_index and not (values if array is None else array).any():
-        return values.new_zeros(1).expand(len(values))
-    return values.to(torch.from_numpy(np.empty(0, column.packed_dtype)).dtype)
 
 
 def find_alignment(name: str, shape: tuple[int, ...], size: int, response_length: int, total_length: int) -> Alignment:

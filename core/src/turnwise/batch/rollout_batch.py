@@ -4,21 +4,25 @@ Padded batches: the columns of many rows as rectangles.
 Every real token is the same in all forms; only pads come and go. A batch depends on the episodes and their order
 alone, never on the workers that ran them.
 
-Shapes: B rows, one per trajectory; P prompt columns; R response columns; T = P + R; N real tokens of all rows.
+Shapes: B rows, one per trajectory; P prompt columns; R response columns; T = P + R.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
+import numpy as np
 import torch
 from attrs import evolve, frozen
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns
-from turnwise.batch.packed_batch import PackedBatch, collate_packed
-from turnwise.batch.padding import Padding, Widths, as_array, find_alignment, pack_column
+from turnwise.batch.packed_arrays import field_fills
+from turnwise.batch.packed_batch import PackedBatch, count_positions, no_layout
+from turnwise.batch.padding import Padding, Widths, as_array, find_alignment
+from turnwise.batch.rows import Rows, build_rows
 from turnwise.errors import DuplicateNameError, TrajectoryError
 from turnwise.record.result import EpisodeResult
 
@@ -36,11 +40,15 @@ class RolloutBatch(BatchColumns):
     ``visible(q, k) = k <= q and (k < block_start[q] or k >= path_start[q])`` holds for columns q, k of a row where
     `attention_mask` is 1 at both; `visibility` computes the same for all of them.
 
+    Types are narrow, as in a packed batch; `as_int64` widens ids, positions and masks.
+
     Attributes:
-        attention_mask: (B, T) int64, 1 on real tokens.
+        position_ids: (B, T) int32.
+        attention_mask: (B, T) uint8, 1 on real tokens.
         prompt_length: P.
     """
 
+    position_ids: Tensor
     attention_mask: Tensor
     prompt_length: int
 
@@ -58,12 +66,12 @@ class RolloutBatch(BatchColumns):
 
     @property
     def prompts(self) -> Tensor:
-        """(B, P) int64, left-padded: a view of `input_ids`."""
+        """(B, P), left-padded: a view of `input_ids`."""
         return self.input_ids[:, : self.prompt_length]
 
     @property
     def responses(self) -> Tensor:
-        """(B, R) int64, right-padded: a view of `input_ids`."""
+        """(B, R), right-padded: a view of `input_ids`."""
         return self.input_ids[:, self.prompt_length :]
 
     @property
@@ -116,6 +124,15 @@ class RolloutBatch(BatchColumns):
             fields={name: tensor[index] for name, tensor in self.fields.items()},
         )
 
+    def as_int64(self) -> RolloutBatch:
+        """
+        Return the batch with ids, positions and masks as int64, the type of indices and of most trainers' batches.
+
+        The tensors of tokens then take 2 to 8 times the memory.
+        """
+        names = [*(name for name, column in COLUMNS.items() if column.is_widened), "attention_mask"]
+        return evolve(self, **{name: getattr(self, name).long() for name in names})
+
     def packed(self) -> PackedBatch:
         """Return the real tokens end to end; `from_packed` is the inverse."""
         prompt_lens, lens = self.prompt_lens, self.attention_mask.sum(1)
@@ -127,40 +144,69 @@ class RolloutBatch(BatchColumns):
         )
         padded = self.tensors
         padded |= _shift_indices(padded, prompt_lens - self.prompt_length)
+        has_blocks = _any(self.path_start)
+        columns: dict[str, Any] = {
+            name: padding.unpad(padded[name], column.alignment).to(_torch_type(column.dtype))
+            for name, column in COLUMNS.items()
+            if has_blocks or not column.is_index
+        }
+        cu_seqlens = torch.cat([lens.new_zeros(1), lens.cumsum(0)]).int()
+        positions = columns.pop("position_ids")
+        plain = not has_blocks and torch.equal(positions, count_positions(cu_seqlens))
         alignment = {name: self._alignment(name, tensor) for name, tensor in self.fields.items()}
         return PackedBatch(
-            **{
-                name: pack_column(padding.unpad(padded[name], column.alignment, column.fill), column)
-                for name, column in COLUMNS.items()
-            },
-            cu_seqlens=torch.cat([lens.new_zeros(1), lens.cumsum(0)]).int(),
+            **columns,
+            **({} if has_blocks else no_layout(len(positions))),
+            block_positions=None if plain else positions,
+            cu_seqlens=cu_seqlens,
             prompt_lens=prompt_lens,
             rows=self.rows,
             pad_token_id=self.pad_token_id,
             fields={name: padding.unpad(tensor, alignment[name]) for name, tensor in self.fields.items()},
             field_alignment=alignment,
+            field_fills=self.field_fills,
         )
 
     @classmethod
     def from_packed(cls, packed: PackedBatch, **widths: Unpack[Widths]) -> RolloutBatch:
         """Pad a packed batch; `TrajectoryError` when a row does not fit."""
         padding = Padding.fitting(packed.prompt_lens.tolist(), packed.response_lens.tolist(), **widths)
-        fills = {"input_ids": packed.pad_token_id}
+        has_blocks = packed.block_positions is not None
         padded = {
-            name: padding.pad(getattr(packed, name), column.alignment, fills.get(name, column.fill), column.dtype)
-            for name, column in COLUMNS.items()
+            name: padding.pad(tensor, COLUMNS[name].alignment, _fill(name, packed.pad_token_id))
+            for name, tensor in packed.tensors.items()
+            if has_blocks or not COLUMNS[name].is_index
         }
-        fields = {name: padding.pad(t, packed.field_alignment[name]) for name, t in packed.fields.items()}
-        # Indices count within rows until here.
-        shift = padding.prompt_length - torch.tensor(padding.prompt_lens, dtype=torch.int64)
-        return cls(
-            **{**padded, **_shift_indices(padded, shift)},
-            attention_mask=padding.mask(),
-            prompt_length=padding.prompt_length,
-            rows=packed.rows,
-            pad_token_id=packed.pad_token_id,
-            fields=fields,
-        )
+        fills = packed.field_fills
+        fields = {
+            name: padding.pad(tensor, packed.field_alignment[name], fills.get(name, 0))
+            for name, tensor in packed.fields.items()
+        }
+        others: dict[str, Any] = {"rows": packed.rows, "pad_token_id": packed.pad_token_id}
+        return _make_batch(padded, padding, fields=fields, field_fills=fills, **others)
+
+    @classmethod
+    def from_rows(cls, rows: Rows, *, pad_token_id: int, **widths: Unpack[Widths]) -> RolloutBatch:
+        """Pad rows; `TrajectoryError` when one does not fit."""
+        padding = Padding.fitting(rows.prompt_lens, rows.response_lens, **widths)
+        columns = dict(rows.columns)
+        if "position_ids" not in columns:
+            lens = zip(rows.prompt_lens, rows.response_lens, strict=True)
+            columns["position_ids"] = [np.arange(prompt + response, dtype=np.int32) for prompt, response in lens]
+        padded = {
+            name: padding.pad_rows(
+                columns[name], COLUMNS[name].alignment, COLUMNS[name].dtype, _fill(name, pad_token_id)
+            )
+            for name in columns
+        }
+        by_row = [name for name, column in COLUMNS.items() if column.alignment == "row"]
+        padded |= {name: torch.from_numpy(getattr(rows, name)) for name in by_row}
+        fields = {
+            name: padding.pad_rows(each.values, each.alignment, each.spec.dtype, each.spec.fill, each.spec.shape)
+            for name, each in rows.open_columns.items()
+        }
+        others: dict[str, Any] = {"rows": rows.rows, "pad_token_id": pad_token_id}
+        return _make_batch(padded, padding, fields=fields, field_fills=field_fills(rows), **others)
 
     def _alignment(self, name: str, tensor: Tensor) -> Alignment:
         return find_alignment(name, tuple(tensor.shape), len(self), self.response_length, self.input_ids.shape[1])
@@ -176,14 +222,36 @@ def collate(results: Sequence[EpisodeResult], *, pad_token_id: int, **widths: Un
     Raises:
         TrajectoryError: a row does not fit, or an episode's scores do not fit its trajectories.
     """
-    return RolloutBatch.from_packed(collate_packed(results, pad_token_id=pad_token_id), **widths)
+    return RolloutBatch.from_rows(build_rows(results), pad_token_id=pad_token_id, **widths)
+
+
+def _make_batch(padded: dict[str, Tensor], padding: Padding, **others: Any) -> RolloutBatch:
+    """Make a batch of padded columns, whose indices count within rows until here; without blocks they are missing."""
+    if "path_start" not in padded:
+        padded |= no_layout(len(padding.prompt_lens), padding.prompt_length + padding.response_length)
+    shift = padding.prompt_length - torch.tensor(padding.prompt_lens, dtype=torch.int64)
+    padded |= _shift_indices(padded, shift)
+    columns: dict[str, Any] = {**padded, "attention_mask": padding.mask()}
+    return RolloutBatch(**columns, prompt_length=padding.prompt_length, **others)
+
+
+def _any(tensor: Tensor) -> bool:
+    values = as_array(tensor)
+    return bool((tensor if values is None else values).any())
+
+
+def _fill(name: str, pad_token_id: int) -> int:
+    return pad_token_id if name == "input_ids" else COLUMNS[name].fill
+
+
+def _torch_type(dtype: DTypeLike) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _shift_indices(padded: Mapping[str, Tensor], by: Tensor) -> dict[str, Tensor]:
     """Return the index columns moved by (B,) columns; the 0 of tokens outside blocks stays."""
     # The first path of a block at index 0 looks as if it were outside, and sees the same either way.
-    values = as_array(padded["path_start"])
-    if values is not None and not values.any():
+    if not _any(padded["path_start"]):
         return {}
     inside = padded["path_start"] > 0
     return {name: torch.where(inside, padded[name] + by.int()[:, None], padded[name]) for name in _INDEX_COLUMNS}

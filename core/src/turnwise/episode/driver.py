@@ -313,7 +313,7 @@ async def _request_scores(episode: LiveEpisode, reward: Reward) -> tuple[Score, 
     answer = await call_reward(reward.score, episode)
     scores = tuple(map(as_score, answer if isinstance(answer, list | tuple) else (answer,)))
     _check_scores(scores, episode.trajectories)
-    return scores
+    return episode.records.take_columns(scores, episode.context.columns)
 
 
 def _check_scores(scores: tuple[Score, ...], trajectories: list[Trajectory]) -> None:

@@ -38,6 +38,7 @@ from turnwise.messages import MAX_TOOL_NAME
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ReachedLimit, Room
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.open_columns import add_turn
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
@@ -299,7 +300,6 @@ class LiveEpisode:
         self.counters.add_extra(name, value)
 
     def abort(self) -> None:
-        """Stop soon; see `EpisodeTimer.abort`."""
         self.timer.abort()
 
     async def _sample_turn(self, target: Trajectory | Path, options: TurnOptions, *, keeps_parts: bool) -> RecordedTurn:
@@ -373,7 +373,7 @@ class LiveEpisode:
         started = time.perf_counter()
         with boundary("engine", "generate"):
             result = await self.timer.generate(request, on_cut)
-            check_result(result, request, self.capabilities)  # before the record grows
+            result = check_result(result, request, self.capabilities, self.context.columns)  # before the record grows
         self.events.emit_turn_finished(request, result, started)
         return result
 
@@ -383,7 +383,7 @@ class LiveEpisode:
             raise TrajectoryError("the record has changed while its turn was sampled")
         result = without_last_token(turn.result) if drop else turn.result
         with boundary("engine", "generate"):
-            target.add_action(result.token_ids, result.logprobs, result.weight_version, constrained=turn.is_constrained)
+            add_turn(target, result, self.context.columns, constrained=turn.is_constrained)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
         self._samples.pop(target, None)
         self.counters.add_turn(turn)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import define, evolve, field
 
 from turnwise.episode.setup import Limits
 from turnwise.errors import BudgetExhausted, TrajectoryError
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ENGINE_CONTEXT, RECORDS, RESPONSE, Room
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
+from turnwise.record.open_columns import find_spec
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.step_results import TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
+from turnwise.types import Score
 
 
 @define(eq=False)
@@ -85,6 +90,24 @@ class EpisodeRecords:
                 raise TrajectoryError(f"record {found} cannot be the parent of record {number}")
             lineage = evolve(lineage, parent=found)
         self.entries[number].lineage = evolve(lineage, kind=kind, label=label, trained=trained)
+
+    def take_columns(self, scores: tuple[Score, ...], specs: Mapping[str, ColumnSpec]) -> tuple[Score, ...]:
+        """
+        Put the columns of scores into the records, one score for each, and return the scores without them.
+
+        Raises:
+            TrajectoryError: no plugin declares a column, or its values do not fit their record.
+        """
+        if not any(score.columns for score in scores):
+            return scores
+        filled = self.trajectories
+        for number, score in enumerate(scores):
+            for name, values in (score.columns or {}).items():
+                filled[number] = filled[number].with_column(find_spec(name, specs, "the reward"), values)
+            filled[number].close()
+        for entry, trajectory in zip(self.entries, filled, strict=True):
+            entry.trajectory = trajectory
+        return tuple(evolve(score, columns=None) for score in scores)
 
     def find(self, record: TokenRecord) -> int:
         """Return the number of a record, or of the record that a path belongs to; `TrajectoryError` when foreign."""

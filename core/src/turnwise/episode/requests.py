@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, Protocol
 
@@ -12,7 +12,9 @@ from attrs import evolve, frozen
 
 from turnwise.episode.setup import Limits
 from turnwise.errors import BudgetExhausted, ConfigError, EngineError
+from turnwise.record.column_specs import NO_COLUMNS, ColumnSpec
 from turnwise.record.limit import AGENT_TURN, SAMPLED, TURN, VALIDATION_TURN, Room
+from turnwise.record.open_columns import check_columns, drop_last, join_columns
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedTurn, TurnPosition
 from turnwise.types import (
@@ -97,8 +99,19 @@ def name_record(key: str, position: TurnPosition) -> str:
     return f"{key}/{record - 1}" if record > 1 else key
 
 
-def check_result(result: GenerateResult, request: GenerateRequest, capabilities: Capabilities) -> None:
-    """Raise `EngineError` for a result that no engine may return; the record checks the rest."""
+def check_result(
+    result: GenerateResult,
+    request: GenerateRequest,
+    capabilities: Capabilities,
+    columns: Mapping[str, ColumnSpec] = NO_COLUMNS,
+) -> GenerateResult:
+    """
+    Return a result, with its open columns in the types of their declarations; the record checks the rest.
+
+    Raises:
+        EngineError: no engine may return it.
+        TrajectoryError: its columns are not declared, or do not fit its tokens.
+    """
     if not isinstance(result, GenerateResult):
         raise EngineError(f"generate returned {type(result).__name__}, expected a GenerateResult")
     ids, versions = result.token_ids, result.weight_version
@@ -111,13 +124,16 @@ def check_result(result: GenerateResult, request: GenerateRequest, capabilities:
         raise EngineError(f"the engine returned {result.num_cached_tokens!r} cached tokens, expected an integer")
     if not isinstance(versions, int) and np.shape(versions) not in ((), (len(ids),)):
         raise EngineError(f"the engine returned {len(versions)} weight versions for {len(ids)} tokens")
+    if result.columns is not None:
+        result = check_columns(result, columns, len(request.token_ids))
     if len(ids) == 0:
-        return
+        return result
     highest = np.maximum.reduce(result.logprobs)
     if highest > _MAX_LOGPROB:
         raise EngineError(f"the engine returned the log-probability {highest:g}, expected at most 0")
     if vocab_size is not None and int(np.maximum.reduce(ids)) >= vocab_size:
         raise EngineError(f"the engine returned the id {int(ids.max())} for a vocabulary of {vocab_size} ids")
+    return result
 
 
 async def request_turn(
@@ -175,6 +191,7 @@ def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: Gener
         logprobs=np.concatenate([saved.logprobs, rest.logprobs]),
         weight_version=_join_versions(saved, rest),
         num_cached_tokens=saved.num_cached_tokens + rest.num_cached_tokens,
+        columns=join_columns(saved, rest),
     )
 
 
@@ -186,6 +203,7 @@ def without_last_token(result: GenerateResult) -> GenerateResult:
         token_ids=result.token_ids[:-1],
         logprobs=result.logprobs[:-1],
         weight_version=versions if isinstance(versions, int) else versions[:-1],
+        columns=drop_last(result),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -12,6 +12,7 @@ from turnwise.events.dispatch import Observers
 from turnwise.layout import Objective
 from turnwise.options import Deadlines, PromptPolicy
 from turnwise.protocols import Interaction
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult, Task, TokenArray
 
@@ -64,6 +65,7 @@ class EpisodeContext:
         interaction: simulated user, if one is configured.
         observers: receive the events.
         worker: name of the worker.
+        columns: declarations of open columns by name.
     """
 
     engine: EngineClient
@@ -71,6 +73,7 @@ class EpisodeContext:
     interaction: Interaction | None = None
     observers: Observers = field(factory=Observers)
     worker: str = "worker 0"
+    columns: Mapping[str, ColumnSpec] = field(factory=dict)
 
 
 def apply_prompt_policy(prompt_ids: TokenArray, task: Task, limits: Limits) -> TokenArray:

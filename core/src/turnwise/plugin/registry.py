@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from turnwise.errors import DuplicateNameError, PluginError
 from turnwise.protocols import Resources
+from turnwise.record.column_specs import TAKEN
 
 T = TypeVar("T")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.-]*")
@@ -84,13 +85,15 @@ class Registry(Generic[T]):
                 the weights of a model on the hub are not downloaded.
 
         Raises:
-            PluginError: the name is none, the plugin registers it twice, `enabled_if` is given for something that is
-                no observer, or `reads_weights` for something that is no engine.
+            PluginError: the name is none or one of the core's columns, the plugin registers it twice, `enabled_if` is
+                given for something that is no observer, or `reads_weights` for something that is no engine.
         """
         if enabled_if is not None and self.kind != "observer":
             raise PluginError(f"{self.kind} {name!r}: only an observer can be registered with enabled_if")
         if not reads_weights and self.kind != "engine":
             raise PluginError(f"{self.kind} {name!r}: only an engine can be registered with reads_weights")
+        if self.kind == "column" and name in TAKEN:
+            raise PluginError(f"column {name!r}: every record or batch has something of that name; choose another")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise PluginError(
                 f"{self.kind} {name!r}: a name has letters, digits and . _ - and starts with no dot or dash"

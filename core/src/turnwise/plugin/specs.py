@@ -58,6 +58,7 @@ from turnwise.protocols import (
     ToolParser,
     WeightTransport,
 )
+from turnwise.record.column_specs import ColumnSpec
 
 hookspec = pluggy.HookspecMarker("turnwise")
 hookimpl = pluggy.HookimplMarker("turnwise")
@@ -198,6 +199,18 @@ def register_observers(registry: Registry[Observer]) -> None:
 
 
 @hookspec
+def register_columns(registry: Registry[ColumnSpec]) -> None:
+    """
+    Declare open columns: values of tokens beside the core's, such as the experts that an engine chose.
+
+    The factory returns the declaration, whose name is the registered one. It may read `resources.model` for a shape.
+    Every run with the plugin knows the column; a record has it once an engine or a scorer gives values.
+
+    Do not: take a name of the core's columns, or of another plugin's; the run is refused.
+    """
+
+
+@hookspec
 def register_commands(registry: Registry[Command]) -> None:
     """
     Add subcommands of the command line.
@@ -317,6 +330,7 @@ def core_kinds() -> HookSpecs:
     specs.add(register_adapters, part="adapter", contract=Adapter)
     specs.add(register_agents, part="agent", contract=Agent)
     specs.add(register_chats, part="chat", contract=Chat)
+    specs.add(register_columns, part="column", contract=ColumnSpec)
     specs.add(register_commands, part="command", contract=Command)
     specs.add(register_diagnostics, part="diagnostic", contract=Diagnostic)
     specs.add(register_engines, part="engine", contract=Engine)

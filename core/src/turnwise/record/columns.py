@@ -6,7 +6,7 @@ Growable columns of a token record, and the three ways to append to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from typing import Final
@@ -16,25 +16,16 @@ from attrs import frozen
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from turnwise.errors import TrajectoryError
+from turnwise.record.column_specs import CORE_COLUMNS, ColumnSpec
+from turnwise.record.column_specs import NO_VERSION as NO_VERSION
 from turnwise.types import Array, FloatArray, TokenArray, as_float_array, as_token_array
 
-NO_VERSION: Final = -1
-"""Weight version of a token that no policy sampled."""
-
-DTYPES: Final[dict[str, DTypeLike]] = {
-    "token_ids": np.int32,
-    "logprobs": np.float32,
-    "origins": np.uint8,
-    "weight_versions": np.int32,
-    "position_ids": np.int32,
-    "block_start": np.int32,
-    "path_start": np.int32,
-}
+DTYPES: Final[Mapping[str, DTypeLike]] = {name: spec.dtype for name, spec in CORE_COLUMNS.items()}
 _SPARE_ROWS: Final = 64
 _WITHOUT_BLOCKS: Final = frozenset({"position_ids", "block_start", "path_start"})
 """Columns without memory until a value differs from 0, 1, 2, ... or from 0: most records have no block."""
-_IN_PROMPT: Final[Mapping[str, float]] = {"logprobs": 0.0, "origins": 0, "weight_versions": NO_VERSION}
-"""Columns without memory for the prompt, and the value that they have there."""
+_IN_PROMPT: Final = tuple(spec.name for spec in CORE_COLUMNS.values() if spec.of_responses)
+"""Columns without memory for the prompt, whose tokens hold the fill of the column."""
 _ZERO: Final = bytes(4)
 
 
@@ -45,27 +36,36 @@ class TokenColumns:
     Views are read-only and stay valid, because a column only grows after them.
     """
 
-    __slots__ = ("_arrays", "_capacity", "_first", "_size")
+    __slots__ = ("_arrays", "_capacity", "_first", "_size", "open")
 
-    def __init__(self, arrays: Mapping[str, Array] | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, Array] | None = None, specs: Iterable[ColumnSpec] = ()) -> None:
         """
         Start empty, or with given arrays, which are never written to: appending makes new ones.
 
-        The columns about blocks may be missing; the columns of `_IN_PROMPT` may all start behind the prompt.
+        The columns about blocks may be missing; the columns of `_IN_PROMPT` may all start behind the prompt. `specs`
+        declare the arrays that are not the core's, which have a value for each token; they are in `open`, by name.
         """
         given = arrays or {}
+        self.open = {spec.name: spec for spec in specs}
         self._arrays: dict[str, Array] = {**given}
         for name, dtype in DTYPES.items():
             if name not in given and name not in _WITHOUT_BLOCKS:
                 self._arrays[name] = np.empty(0, dtype)
         self._size = self._capacity = len(self._arrays["token_ids"])
-        self._first = dict.fromkeys(_IN_PROMPT, self._size - len(self._arrays["origins"]))
+        self._first = dict.fromkeys((*_IN_PROMPT, *self.open), 0)
+        for name in self._first:
+            self._first[name] = self._size - len(self._arrays[name])
 
     def __len__(self) -> int:
         return self._size
 
-    def extend(self, num_rows: int, **values: ArrayLike) -> None:
-        """Append rows; a column is given (num_rows,) values, or one value for all of them, or is 0."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The core's columns and the open ones."""
+        return (*DTYPES, *self.open)
+
+    def extend(self, num_rows: int, /, **values: ArrayLike) -> None:
+        """Append rows; a column is given (num_rows,) values, or one value for all of them, or is 0, or its fill."""
         start, stop = self._size, self._size + num_rows
         if stop > self._capacity:
             self._grow(stop)
@@ -76,7 +76,24 @@ class TokenColumns:
                 self._arrays[name] = np.append(_follow(name, 0, start), np.zeros(self._capacity - start, np.int32))
             first = self._first.get(name, 0)
             self._arrays[name][start - first : stop - first] = value
+        for name, spec in self.open.items():
+            if name not in values:
+                first = self._first[name]
+                self._arrays[name][start - first : stop - first] = spec.fill
         self._size = stop
+
+    def put(self, spec: ColumnSpec, first: int, values: Array | None = None) -> None:
+        """Add or replace an open column: (rows from `first` on, *shape) values, or the fill of all rows."""
+        array = spec.filled(self._capacity - first)
+        if values is not None:
+            array[: self._size - first] = values
+        self.open[spec.name], self._first[spec.name], self._arrays[spec.name] = spec, first, array
+
+    def write(self, name: str, where: NDArray[np.int64], values: Array) -> None:
+        """Replace the values of some rows of an open column, in new memory: views that are out stay valid."""
+        array = self._arrays[name].copy()
+        array[where - self._first[name]] = values
+        self._arrays[name] = array
 
     def view(self, name: str, start: int = 0) -> np.ndarray:
         """Return a read-only view of one column from row `start` on; a copy, if that is in a prompt without memory."""
@@ -86,7 +103,7 @@ class TokenColumns:
         elif start >= first:
             view = array[start - first : self._size - first]
         else:
-            prompt = np.full(first - start, _IN_PROMPT[name], DTYPES[name])
+            prompt = (self.open.get(name) or CORE_COLUMNS[name]).filled(first - start)
             view = np.concatenate([prompt, array[: self._size - first]])
         view.flags.writeable = False
         return view
@@ -97,7 +114,7 @@ class TokenColumns:
         self._capacity = num_rows + num_rows // 4 + _SPARE_ROWS
         for name, array in self._arrays.items():
             first = self._first.get(name, 0)
-            grown = np.zeros(self._capacity - first, DTYPES[name])
+            grown = np.zeros((self._capacity - first, *array.shape[1:]), array.dtype)
             grown[: self._size - first] = array[: self._size - first]
             self._arrays[name] = grown
 
@@ -203,6 +220,11 @@ class TokenRecord:
         ids, logprobs = (self._columns.view(name)[where] for name in ("token_ids", "logprobs"))
         return as_token_array(ids), as_float_array(logprobs)
 
+    def sampled_columns(self) -> Mapping[str, Array] | None:
+        """Return the values of open columns of the tokens of `sampled`; None without any."""
+        where = is_in_turn(self._columns.view("origins"))
+        return {name: self._columns.view(name)[where] for name in self._columns.open} or None
+
     def add_action(
         self,
         token_ids: ArrayLike,
@@ -210,6 +232,7 @@ class TokenRecord:
         weight_version: int | ArrayLike = 0,
         *,
         constrained: bool = False,
+        columns: Sequence[tuple[ColumnSpec, ArrayLike]] = (),
     ) -> None:
         """
         Append tokens that the policy sampled (mask 1, or 0 if a grammar constrained them).
@@ -219,9 +242,12 @@ class TokenRecord:
             logprobs: (n,) log-probability of each id under the distribution it was sampled from.
             weight_version: counter of the weights that sampled them, from 0; or (n,) one for each id.
             constrained: they were sampled under a grammar.
+            columns: (n, *shape) values of open columns; of one for all tokens perhaps (T + n, *shape), where T are the
+                tokens of `input_ids` before. Tokens before that the policy did not sample take their values from there.
 
         Raises:
-            TrajectoryError: lengths differ, a log-probability is not finite, or a version is negative.
+            TrajectoryError: lengths differ, a log-probability is not finite, a version is negative, or values do not
+                fit their column.
         """
         ids, values = as_tokens(token_ids), as_float_array(logprobs)
         if len(ids) != len(values):
@@ -229,7 +255,8 @@ class TokenRecord:
         if 0 in np.isfinite(values).tobytes():  # half the time of a reduction
             raise TrajectoryError(f"log-probability {int(np.isfinite(values).argmin())} is not finite")
         origin = Origin.CONSTRAINED if constrained else Origin.ACTION
-        self._append(origin, ids, values, _versions(weight_version, len(ids)))
+        open_values = self._read_columns(columns, len(ids)) if columns else {}
+        self._append(origin, ids, values, _versions(weight_version, len(ids)), **open_values)
 
     def add_observation(self, token_ids: ArrayLike) -> None:
         """Append tokens of a tool, user or environment (mask 0): (n,) ids."""
@@ -239,8 +266,45 @@ class TokenRecord:
         """Append tokens that the harness inserts into the model's turn (mask 0): (n,) ids."""
         self._append(Origin.FORCED, as_tokens(token_ids))
 
+    @property
+    def _num_before(self) -> int:
+        """Number of the tokens of `input_ids` before the record's own."""
+        return 0
+
+    @property
+    def _first_response(self) -> int:
+        """Index of the first own token that a column of response tokens has a value for."""
+        return 0
+
+    def _read_columns(self, columns: Sequence[tuple[ColumnSpec, ArrayLike]], num_new: int) -> dict[str, Array]:
+        """Return the values of new tokens by column, and set the values of the context."""
+        self._check_open()
+        found: dict[str, Array] = {}
+        for spec, given in columns:
+            values, held = spec.read(given), self._columns.open.get(spec.name, spec)
+            num_context = self._num_before + len(self)
+            has_context = len(values) == num_context + num_new and num_context > 0 and not spec.of_responses
+            if len(values) != num_new and not has_context:
+                raise TrajectoryError(f"column {spec.name!r} has {len(values)} values for {num_new} tokens")
+            if held != spec:
+                raise TrajectoryError(f"column {spec.name!r} is declared otherwise than in the record: {held}")
+            if spec.tokens == "none":
+                raise TrajectoryError(f"column {spec.name!r} has no values of sampled tokens: a scorer gives them")
+            if spec.name not in self._columns.open:
+                self._columns.put(spec, self._first_response if spec.of_responses else 0)
+            if has_context:
+                where = np.flatnonzero(~is_sampled(self._columns.view("origins")))
+                self._columns.write(spec.name, where, values[self._num_before + where])
+            found[spec.name] = values[len(values) - num_new :]
+        return found
+
     def _append(
-        self, origin: Origin, ids: TokenArray, logprobs: ArrayLike = 0.0, versions: ArrayLike = NO_VERSION
+        self,
+        origin: Origin,
+        ids: TokenArray,
+        logprobs: ArrayLike = 0.0,
+        versions: ArrayLike = NO_VERSION,
+        **open_values: ArrayLike,
     ) -> None:
         self._check_open()
         if len(ids) == 0:
@@ -253,6 +317,7 @@ class TokenRecord:
             origins=int(origin),
             weight_versions=versions,
             position_ids=_follow("position_ids", position, position + len(ids)),
+            **open_values,
         )
         self._next_position = position + len(ids)
         self._segments.append(Segment(origin, start, start + len(ids)))

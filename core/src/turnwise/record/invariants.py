@@ -55,6 +55,26 @@ def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> 
         expected = np.concatenate(answers)[: len(recorded)] if answers else np.empty(0, recorded.dtype)
         if recorded.tobytes() != expected.tobytes() and not np.array_equal(recorded, expected):
             raise InvariantError(f"the recorded {name} differ from the engine's")
+    for name in trajectory.columns:
+        check_sampled_column(trajectory, sampled, name)
+
+
+def check_sampled_column(trajectory: Trajectory, sampled: Sequence[GenerateResult], name: str) -> None:
+    """Check that the turns of a record without blocks have the engine's values of an open column, and else its fill."""
+    spec = trajectory.columns[name]
+    if not any(each.columns and name in each.columns for each in sampled):  # the values of a scorer
+        return
+    recorded = (trajectory.sampled_columns() or {})[name]
+    answers = [
+        spec.filled(num_new)
+        if each.columns is None or name not in each.columns
+        else each.columns[name][len(each.columns[name]) - num_new :]
+        for each in sampled
+        for num_new in [len(each.token_ids)]
+    ]
+    expected = np.concatenate([spec.filled(0), *answers])[: len(recorded)]
+    if recorded.tobytes() != expected.tobytes():
+        raise InvariantError(f"the recorded values of column {name!r} differ from the engine's")
 
 
 def check_lineage(trajectories: Sequence[Trajectory], lineage: Sequence[RecordLineage]) -> None:
@@ -95,6 +115,10 @@ def _check_lengths(trajectory: Trajectory) -> None:
     for name in ("response_ids", "logprobs", "weight_versions"):
         if len(column := getattr(trajectory, name)) != length:
             raise InvariantError(f"{name} has {len(column)} entries, expected {length}")
+    for name, spec in trajectory.columns.items():
+        wanted = length if spec.of_responses else len(trajectory)
+        if len(values := trajectory.column(name)) != wanted:
+            raise InvariantError(f"column {name!r} has {len(values)} entries, expected {wanted}")
 
 
 def _check_segments(trajectory: Trajectory) -> None:

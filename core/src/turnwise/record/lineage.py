@@ -75,5 +75,8 @@ class EpisodeRecord:
 
     def find_samples(self) -> list[GenerateResult]:
         """Return the sampled tokens of a restored record, for `sampled`."""
-        parts = [record.sampled() for record in (self.trajectory, *self.trajectory.open_paths)]
-        return [GenerateResult(token_ids=i, logprobs=v, finish_reason=FinishReason.STOP) for i, v in parts]
+        parts = [(*each.sampled(), each.sampled_columns()) for each in (self.trajectory, *self.trajectory.open_paths)]
+        return [
+            GenerateResult(token_ids=ids, logprobs=values, finish_reason=FinishReason.STOP, columns=columns)
+            for ids, values, columns in parts
+        ]

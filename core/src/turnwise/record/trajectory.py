@@ -15,17 +15,20 @@ Shapes: P prompt tokens, R response tokens, T = P + R.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from attrs import evolve
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Layout
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, is_in_turn
-from turnwise.types import Array, FloatArray, TokenArray
+from turnwise.record.open_columns import empty_replayed, put_column, restore_open, save_open
+from turnwise.record.views import RecordViews
+from turnwise.types import Array, TokenArray
 
 
 class Mark(NamedTuple):
@@ -88,18 +91,24 @@ class Path(TokenRecord):
         if self._joined:
             raise TrajectoryError(f"path {self.index} was joined: append to the trajectory instead")
 
+    @property
+    def _num_before(self) -> int:
+        return len(self._trajectory)
+
     def _saved(self, num_tokens: int) -> dict[str, Any]:
         own = {name: self._columns.view(name)[:num_tokens].copy() for name in _OWN}
-        return own | {"segments": _plain(self._segments, num_tokens)}
+        return own | save_open(self._columns, num_tokens) | {"segments": _plain(self._segments, num_tokens)}
 
     def _restore(self, saved: dict[str, Any]) -> None:
         ids, logprobs, versions = (np.asarray(saved[name]) for name in _OWN)
         for origin, start, stop, *_place in saved["segments"]:
             piece = slice(start, stop)
             self._append(Origin(origin), as_tokens(ids[piece]), logprobs[piece], versions[piece])
+        for spec, values in restore_open(saved, len(self)):
+            self._columns.put(spec, 0, values)
 
 
-class Trajectory(TokenRecord):
+class Trajectory(RecordViews):
     """
     Append-only token record of an episode.
 
@@ -111,7 +120,7 @@ class Trajectory(TokenRecord):
         [1, 1, 0]
     """
 
-    __slots__ = ("_is_closed", "_num_blocks", "_open_paths", "num_prompt_tokens")
+    __slots__ = ("_is_closed", "_num_blocks", "_open_paths")
 
     def __init__(self, prompt_ids: ArrayLike) -> None:
         """Start a record with (P,) prompt ids; P may be 0."""
@@ -122,67 +131,6 @@ class Trajectory(TokenRecord):
         self._is_closed = False
         self.num_prompt_tokens = len(ids)
         self._columns = TokenColumns({"token_ids": ids.copy()})
-
-    # Recorded tokens
-
-    @property
-    def num_response_tokens(self) -> int:
-        """R: number of tokens after the prompt."""
-        return len(self._columns) - self.num_prompt_tokens
-
-    @property
-    def input_ids(self) -> TokenArray:
-        """(T,) int32, prompt and response."""
-        return self._columns.view("token_ids")
-
-    @property
-    def prompt_ids(self) -> TokenArray:
-        """(P,) int32."""
-        return self.input_ids[: self.num_prompt_tokens]
-
-    @property
-    def response_ids(self) -> TokenArray:
-        """(R,) int32."""
-        return self._columns.view("token_ids", self.num_prompt_tokens)
-
-    @property
-    def response_mask(self) -> NDArray[np.uint8]:
-        """(R,) uint8: 1 exactly on actions: tokens that the policy sampled here, free of a grammar."""
-        is_action: NDArray[np.bool_] = self.origins == int(Origin.ACTION)  # numpy is slow with the member
-        is_action.flags.writeable = False
-        return is_action.view(np.uint8)
-
-    @property
-    def origins(self) -> NDArray[np.uint8]:
-        """(R,) uint8: the `Origin` of each response token."""
-        return self._columns.view("origins", self.num_prompt_tokens)
-
-    @property
-    def logprobs(self) -> FloatArray:
-        """(R,) float32: of each sampled, constrained or replayed id when it was sampled; 0.0 elsewhere."""
-        return self._columns.view("logprobs", self.num_prompt_tokens)
-
-    @property
-    def weight_versions(self) -> TokenArray:
-        """(R,) int32: version of the weights that sampled each id, constrained and replayed ones too; -1 elsewhere."""
-        return self._columns.view("weight_versions", self.num_prompt_tokens)
-
-    # The layout
-
-    @property
-    def position_ids(self) -> TokenArray:
-        """(T,) int32: 1 + the largest position among the visible tokens before; 0 when there is none."""
-        return self._columns.view("position_ids")
-
-    @property
-    def block_start(self) -> TokenArray:
-        """(T,) int32: absolute index at which the token's block starts; 0 outside blocks."""
-        return self._columns.view("block_start")
-
-    @property
-    def path_start(self) -> TokenArray:
-        """(T,) int32: absolute index at which the token's own path starts; 0 outside blocks."""
-        return self._columns.view("path_start")
 
     @property
     def next_position(self) -> int:
@@ -254,13 +202,23 @@ class Trajectory(TokenRecord):
         path._joined = True  # noqa: SLF001 - the record and its paths are one idea in two classes
         start = len(self._columns)
         own = path._columns  # noqa: SLF001 - as above
-        shared = ("token_ids", "logprobs", "origins", "weight_versions", "position_ids")
+        shared = ("token_ids", "logprobs", "origins", "weight_versions", "position_ids", *own.open)
+        self._adopt(own.open.values())
         self._columns.extend(
             len(own), block_start=block_start, path_start=start, **{name: own.view(name) for name in shared}
         )
         self._segments += [
             Segment(s.origin, s.start + start, s.stop + start, self._num_blocks, path.index) for s in path.segments
         ]
+
+    def _adopt(self, specs: Iterable[ColumnSpec]) -> None:
+        """Add the open columns that paths have."""
+        for spec in specs:
+            held = self._columns.open.get(spec.name)
+            if held is None:
+                self._columns.put(spec, self._first_response if spec.of_responses else 0)
+            elif held != spec:
+                raise TrajectoryError(f"column {spec.name!r} is declared otherwise in a path: {held}")
 
     def close(self) -> None:
         """Refuse further tokens. A block that is still open is joined, so that its tokens are kept."""
@@ -304,8 +262,7 @@ class Trajectory(TokenRecord):
             raise TrajectoryError(f"response_budget must be at least 0, not {response_budget}")
         stop = min(len(self._columns), self.num_prompt_tokens + response_budget)
         kept = [evolve(s, stop=min(s.stop, stop)) for s in self._segments if s.start < stop]
-        columns = {name: self._columns.view(name)[:stop].copy() for name in DTYPES}
-        return Trajectory.from_columns(columns, kept, self.num_prompt_tokens)
+        return self._with(self._copied(stop), kept)
 
     def branched(self, mark: Mark) -> Trajectory:
         """
@@ -318,11 +275,38 @@ class Trajectory(TokenRecord):
         """
         if mark.paths or not self.num_prompt_tokens <= mark.num_tokens <= len(self._columns):
             raise TrajectoryError("a record branches at its own marks, which were made with no block open")
-        columns = {name: self._columns.view(name)[: mark.num_tokens].copy() for name in DTYPES}
+        columns = self._copied(mark.num_tokens)
+        empty_replayed(columns, self._columns.open.values())
         columns["origins"][is_in_turn(columns["origins"])] = Origin.REPLAYED
         shared = [s for s in self._segments if s.start < mark.num_tokens]
         segments = [evolve(s, origin=Origin.REPLAYED) if s.origin.is_turn else s for s in shared]
-        return Trajectory.from_columns(columns, segments, self.num_prompt_tokens)
+        return self._with(columns, segments)
+
+    def with_column(self, spec: ColumnSpec, values: ArrayLike) -> Trajectory:
+        """
+        Return a new record with an open column of a scorer, in place of one with the same declaration.
+
+        Args:
+            spec: declaration of the column.
+            values: (T, *shape) for a column of all tokens, otherwise (R, *shape).
+
+        Raises:
+            TrajectoryError: a block is open, the values do not fit the column, or one of tokens that the policy did not
+                sample differs from the fill of a column of sampled tokens.
+        """
+        self._check_joined()
+        columns = self._copied(len(self))
+        specs = put_column(columns, self.columns, spec, values, self.num_prompt_tokens)
+        return self._with(columns, list(self._segments), specs)
+
+    def _copied(self, num_tokens: int) -> dict[str, Any]:
+        return {name: self._columns.view(name)[:num_tokens].copy() for name in self._columns.names}
+
+    def _with(
+        self, columns: dict[str, Any], segments: list[Segment], specs: Iterable[ColumnSpec] | None = None
+    ) -> Trajectory:
+        kept = self._columns.open.values() if specs is None else specs
+        return Trajectory.from_columns(columns, segments, self.num_prompt_tokens, kept)
 
     # Saving, also with a block open
 
@@ -340,6 +324,7 @@ class Trajectory(TokenRecord):
 
     def _saved(self, mark: Mark) -> dict[str, Any]:
         saved: dict[str, Any] = {name: self._columns.view(name)[: mark.num_tokens].copy() for name in DTYPES}
+        saved |= save_open(self._columns, mark.num_tokens)
         saved["num_prompt_tokens"] = self.num_prompt_tokens
         saved["segments"] = _plain(self._segments, mark.num_tokens)
         if mark.paths:
@@ -360,24 +345,33 @@ class Trajectory(TokenRecord):
         columns = {name: np.array(saved[name], dtype) for name, dtype in DTYPES.items()}
         if len({len(column) for column in columns.values()}) != 1:
             raise TrajectoryError("the columns of a saved trajectory differ in length")
+        found = restore_open(saved, len(columns["token_ids"]))
+        columns |= {spec.name: values for spec, values in found}
         segments = [Segment(Origin(origin), *rest) for origin, *rest in saved["segments"]]
-        trajectory = cls.from_columns(columns, segments, int(saved["num_prompt_tokens"]))
+        specs = [spec for spec, _values in found]
+        trajectory = cls.from_columns(columns, segments, int(saved["num_prompt_tokens"]), specs)
         if open_paths := saved.get("open_paths"):
             for path, own in zip(trajectory.fork(len(open_paths)), open_paths, strict=True):
                 path._restore(own)  # noqa: SLF001 - the record and its paths are one idea in two classes
         return trajectory
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, Array], segments: list[Segment], num_prompt_tokens: int) -> Trajectory:
+    def from_columns(
+        cls,
+        columns: Mapping[str, Array],
+        segments: list[Segment],
+        num_prompt_tokens: int,
+        specs: Iterable[ColumnSpec] = (),
+    ) -> Trajectory:
         """
         Return a record of (T,) arrays, by the names and of the types in `columns.DTYPES`, with no block open.
 
         `TokenColumns` says which may be shorter or missing. The record keeps the arrays, so the caller must not write
-        to them. Nothing is checked.
+        to them. `specs` declare the other arrays. Nothing is checked.
         """
         trajectory = cls(())
         trajectory.num_prompt_tokens = num_prompt_tokens
-        trajectory._columns, trajectory._segments = TokenColumns(columns), segments
+        trajectory._columns, trajectory._segments = TokenColumns(columns, specs), segments
         trajectory._num_blocks = 1 + max([s.block for s in segments], default=-1)
         # Nothing is left open, so the next token sees every token before it. Without blocks, positions count tokens.
         positions = columns.get("position_ids")

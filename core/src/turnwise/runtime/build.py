@@ -48,6 +48,8 @@ from turnwise.protocols import (
 )
 from turnwise.protocols.weights import WeightSource
 from turnwise.protocols.wrapper import Role
+from turnwise.record.column_specs import ColumnSpec
+from turnwise.runtime.columns import build_columns
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.judge import JudgeClient
 from turnwise.runtime.plan import RolloutPlan
@@ -178,6 +180,12 @@ class RunBuilder:
         """Build the agents that the config names, and the reward; their errors come now, and not with an episode."""
         for name in (self.config.agent.name, *self.config.agents):
             self.programs[name]
+        self.columns  # noqa: B018 - their errors come now, too
+
+    @cached_property
+    def columns(self) -> dict[str, ColumnSpec]:
+        """The open columns that plugins declare."""
+        return build_columns(self.host, self.resources)
 
     def build_services(self) -> DriverServices:
         """Build the services of the agents that the config names; only the driver has them."""
@@ -238,6 +246,7 @@ class RunBuilder:
             observers=observers,
             max_in_flight=self.config.rollout.max_in_flight,
             default_agent=self.config.agent.name,
+            columns=self.columns,
         )
 
     def limits(self) -> Limits:

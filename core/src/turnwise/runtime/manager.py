@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import structlog
 from attrs import define, field
 
+from turnwise.batch.rows import build_rows, collect_rows
 from turnwise.errors import PromptTooLongError, TurnwiseError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import RunStarted
@@ -181,7 +182,7 @@ class RolloutManager(EngineControl):
         Resumed episodes are first, then the tasks in their order. The rollouts of a task are adjacent.
         There may be no tasks if `resume` names episodes.
         """
-        return self.collate(self.rollout(tasks, **options))
+        return self.plan.pad(collect_rows(self.iterate_numbered(tasks, **options)))
 
     def rollout(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> list[EpisodeResult]:
         """Run every task, wait for all episodes and return them in the order of `generate`."""
@@ -308,16 +309,11 @@ class RolloutManager(EngineControl):
 
     def collate(self, results: Sequence[EpisodeResult]) -> RolloutBatch:
         """Return the batch of some episodes, with the fields of the postprocessors."""
-        from turnwise.batch.rollout_batch import RolloutBatch  # torch is only needed here
-
-        plan, packed = self.plan, self.collate_packed(results)
-        return RolloutBatch.from_packed(packed, prompt_length=plan.prompt_length, response_length=plan.response_length)
+        return self.plan.pad(build_rows(results))
 
     def collate_packed(self, results: Sequence[EpisodeResult]) -> PackedBatch:
         """Return the batch of some episodes without pads, with the fields of the postprocessors."""
-        from turnwise.batch.packed_batch import collate_packed  # torch is only needed here
-
-        return self.plan.postprocessed(collate_packed(results, pad_token_id=self.plan.pad_token_id))
+        return self.plan.pack(build_rows(results))
 
     def _launch(self, call: RolloutCall, finished: FinishedEpisodes) -> Future[None]:
         """Start a call; its episodes, and then an error or the end, come to `finished` from the runtime's thread."""

@@ -18,6 +18,9 @@ from turnwise.types import Capabilities, Task
 
 if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
+    from turnwise.batch.padding import Widths
+    from turnwise.batch.rollout_batch import RolloutBatch
+    from turnwise.batch.rows import Rows
 
 
 class DescribedEngine(Protocol):
@@ -125,6 +128,21 @@ class RolloutPlan(GroupOptions):
             known = did_you_mean(name, tuple(sorted(self.agents)))
             raise DataError(f"row {task.sample_index} (task {task.uid!r}) names the unknown agent {name!r}{known}")
         self.agents[name]  # builds it
+
+    def pack(self, rows: Rows) -> PackedBatch:
+        """Return rows as a batch without pads, with the fields of the postprocessors."""
+        from turnwise.batch.packed_batch import pack_rows  # torch is only needed here
+
+        return self.postprocessed(pack_rows(rows, pad_token_id=self.pad_token_id))
+
+    def pad(self, rows: Rows) -> RolloutBatch:
+        """Return rows as a padded batch, with the fields of the postprocessors."""
+        from turnwise.batch.rollout_batch import RolloutBatch  # torch is only needed here
+
+        widths: Widths = {"prompt_length": self.prompt_length, "response_length": self.response_length}
+        if self.postprocessors:
+            return RolloutBatch.from_packed(self.pack(rows), **widths)
+        return RolloutBatch.from_rows(rows, pad_token_id=self.pad_token_id, **widths)
 
     def postprocessed(self, batch: PackedBatch) -> PackedBatch:
         """Return a batch with the fields of the postprocessors; `PluginError` names one that fails."""

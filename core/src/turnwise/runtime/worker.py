@@ -21,6 +21,7 @@ from turnwise.errors import BoundaryError, boundary
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import LimitReached, Wait
 from turnwise.protocols import Interaction, Reward, ServiceAgent, ServiceClient, ServingAgent
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed, Numbered
@@ -70,6 +71,7 @@ class WorkerComponents:
         on_episode_end: called with the key of an episode that has ended, so that the engine can free its contexts.
         default_agent: its servers are open from the start; None for no such agent.
         connect: returns the client of the service of an agent of this name.
+        columns: declarations of open columns by name.
     """
 
     engine: EngineClient
@@ -83,6 +85,7 @@ class WorkerComponents:
     default_agent: str | None = None
     connect: Connect = field(factory=lambda: DriverServices().client)
     servers: AgentServers = field(factory=AgentServers)
+    columns: Mapping[str, ColumnSpec] = field(factory=dict)
 
     async def open_servers(self) -> dict[str, str]:
         """Open the servers of the default agent, unless they are open; return the addresses of all servers."""
@@ -149,6 +152,7 @@ class Worker:
             interaction=self.parts.interaction,
             observers=self.parts.observers,
             worker=self.name,
+            columns=self.parts.columns,
         )
 
     def resume(self) -> None:

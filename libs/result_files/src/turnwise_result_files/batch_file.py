@@ -13,6 +13,8 @@ from turnwise.batch.padding import Widths
 from turnwise.files import atomic_write, raise_disk_error
 
 METADATA_KEY: Final = "turnwise.packed_batch"
+BATCH_VERSION: Final = 2
+"""Of the file. In a file of version 1, which names none, columns of response tokens have entries for prompts too."""
 
 
 def save_arrays(arrays: PackedArrays, path: str | Path, *, pad_token_id: int, **widths: Unpack[Widths]) -> None:
@@ -31,11 +33,19 @@ def save_arrays(arrays: PackedArrays, path: str | Path, *, pad_token_id: int, **
     from safetensors.numpy import save_file
 
     rows = {name: [getattr(row, name) for row in arrays.rows] for name in ROW_NAMES}
-    metadata = {"widths": widths, "pad_token_id": pad_token_id, "num_rows": len(arrays.rows), "rows": rows}
+    metadata = {
+        "version": BATCH_VERSION,
+        "widths": widths,
+        "pad_token_id": pad_token_id,
+        "num_rows": len(arrays.rows),
+        "rows": rows,
+        "field_alignment": dict(arrays.field_alignment),
+        "field_fills": dict(arrays.field_fills),
+    }
     columns = arrays.columns.items()
     tensors = {name: values for name, values in columns if values.any() or not COLUMNS[name].is_index}
-    tensors |= {"cu_seqlens": arrays.cu_seqlens, "prompt_lens": arrays.prompt_lens}
-    write_batch_file(tensors, path, metadata | {"field_alignment": {}}, save_file)
+    tensors |= {"cu_seqlens": arrays.cu_seqlens, "prompt_lens": arrays.prompt_lens, **arrays.fields}
+    write_batch_file(tensors, path, metadata, save_file)
 
 
 def write_batch_file(

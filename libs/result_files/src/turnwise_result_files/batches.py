@@ -11,9 +11,10 @@ import numpy as np
 
 from turnwise import PackedBatch, RolloutBatch
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, BatchRow, Column
+from turnwise.batch.packed_batch import no_layout
 from turnwise.batch.padding import Widths
 from turnwise.errors import DataError, PluginError
-from turnwise_result_files.batch_file import METADATA_KEY, write_batch_file
+from turnwise_result_files.batch_file import BATCH_VERSION, METADATA_KEY, write_batch_file
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -42,14 +43,18 @@ def save_batch(batch: PackedBatch | RolloutBatch, path: str | Path, **widths: Un
         widths = widths or {"prompt_length": batch.prompt_length, "response_length": batch.response_length}
         batch = batch.packed()
     metadata = {
+        "version": BATCH_VERSION,
         "widths": widths,
         "pad_token_id": batch.pad_token_id,
         "num_rows": len(batch),
         "rows": {name: batch.column(name) for name in ROW_NAMES},
         "field_alignment": dict(batch.field_alignment),
+        "field_fills": dict(batch.field_fills),
     }
-    # A batch without blocks has no layout in its file.
+    # A batch without blocks has no layout in its file: positions count tokens.
     empty = {name for name, column in COLUMNS.items() if column.is_index and not getattr(batch, name).any()}
+    if batch.block_positions is None:
+        empty.add("position_ids")
     tensors = {name: getattr(batch, name) for name in _PACKED if name not in empty} | dict(batch.fields)
     write_batch_file(_separate(tensors), path, metadata, save_file)
 
@@ -85,6 +90,8 @@ def to_tensordict(batch: RolloutBatch) -> TensorDict:
         values = [str(value) if name == "status" else value for value in batch.column(name)]
         result[name] = NonTensorStack(*values) if values else NonTensorStack(batch_size=[0])
     result.set_non_tensor("pad_token_id", batch.pad_token_id)
+    if batch.field_fills:
+        result.set_non_tensor("field_fills", dict(batch.field_fills))
     return result
 
 
@@ -98,18 +105,19 @@ def from_tensordict(tensordict: TensorDict) -> RolloutBatch:
     own, names = {*_PADDED, *ROW_NAMES, "prompts", "responses", "pad_token_id"}, set(map(str, tensordict.keys()))
     if missing := sorted(own - names):
         raise PluginError(f"a TensorDict of a batch lacks {', '.join(missing)}")
+    fills = tensordict["field_fills"] if "field_fills" in names else {}
     batch = RolloutBatch(
         **{name: tensordict[name] for name in _PADDED},
         rows=_make_rows({name: tensordict.get(name).tolist() for name in ROW_NAMES}, tensordict.batch_size[0]),
         prompt_length=tensordict["prompts"].shape[1],
         pad_token_id=tensordict["pad_token_id"],
+        field_fills=fills,
     )
-    return batch.with_fields({name: tensordict[name] for name in sorted(names - own)})
+    return batch.with_fields({name: tensordict[name] for name in sorted(names - own - {"field_fills"})})
 
 
 def _read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
     """Return the batch in a file, and the widths that it was saved with; errors as in `load_packed_batch`."""
-    import torch
     from safetensors import SafetensorError, safe_open
 
     if Path(path).exists() and not Path(path).is_file():
@@ -118,16 +126,23 @@ def _read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})[METADATA_KEY])
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        no_blocks = tensors["input_ids"].new_zeros(1, dtype=torch.int32).expand(len(tensors["input_ids"]))
-        layout = {name: no_blocks for name, column in COLUMNS.items() if column.is_index and name not in tensors}
-        columns = layout | {name: tensors.pop(name) for name in _PACKED if name not in layout}
-        _check_columns(columns)
+        _upgrade(metadata, tensors)
+        positions = tensors.pop("position_ids", None)
+        layout = no_layout(len(tensors["input_ids"]))
+        columns = {
+            name: layout[name] if name in layout and name not in tensors else tensors.pop(name)
+            for name in _PACKED
+            if name != "position_ids"
+        }
+        _check_columns(columns if positions is None else columns | {"position_ids": positions})
         packed = PackedBatch(
             **columns,
+            block_positions=positions,
             rows=_make_rows(metadata["rows"], metadata["num_rows"]),
             pad_token_id=metadata["pad_token_id"],
             fields={name: tensors[name] for name in metadata["field_alignment"]},
             field_alignment=metadata["field_alignment"],
+            field_fills=metadata.get("field_fills", {}),
         )
         widths = {name: metadata["widths"][name] for name in Widths.__annotations__ if name in metadata["widths"]}
     except FileNotFoundError:
@@ -137,19 +152,36 @@ def _read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
     return packed, cast(Widths, widths)
 
 
+def _upgrade(metadata: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Bring the tensors of a file of version 1 into the form of this version."""
+    version = metadata.get("version", 1)
+    if version not in {1, BATCH_VERSION}:
+        raise ValueError(f"the file has version {version}, this turnwise reads versions up to {BATCH_VERSION}")
+    if version == BATCH_VERSION:
+        return
+    ends, prompt_lens = tensors["cu_seqlens"].tolist(), tensors["prompt_lens"].tolist()
+    kept = np.ones(len(tensors["input_ids"]), bool)
+    for start, num_prompt in zip(ends, prompt_lens, strict=False):
+        kept[start : start + num_prompt] = False
+    alignments = {name: column.alignment for name, column in COLUMNS.items()} | metadata["field_alignment"]
+    for name, alignment in alignments.items():
+        if alignment == "response":
+            tensors[name] = tensors[name][kept]
+
+
 def _make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:
     """Make rows from columns of plain values, each with `size` of them."""
     return tuple(BatchRow(**{name: columns[name][i] for name in ROW_NAMES}) for i in range(size))
 
 
-def _check_columns(columns: Mapping[str, Tensor]) -> None:
+def _check_columns(columns: Mapping[str, Any]) -> None:
     """Raise a `ValueError` that names the first column of a file with another type, or with a value out of range."""
     import torch
 
     wanted = {**COLUMNS, "cu_seqlens": Column(np.int32, "row"), "prompt_lens": Column(np.int64, "row", low=0)}
-    for name, column in wanted.items():
-        values = columns[name]
-        dtype = torch.from_numpy(np.empty(0, column.packed_dtype)).dtype
+    for name, values in columns.items():
+        column = wanted[name]
+        dtype = torch.from_numpy(np.empty(0, column.dtype)).dtype
         if values.dtype != dtype:
             raise ValueError(f"column {name!r} has type {values.dtype}, expected {dtype}")
         if values.numel() and column.low is not None:

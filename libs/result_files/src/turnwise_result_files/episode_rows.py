@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -10,10 +11,12 @@ from attrs import asdict, evolve
 from numpy.typing import ArrayLike
 
 from turnwise.errors import DataError, first_line
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.columns import DTYPES, NO_VERSION, Origin
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.open_columns import decode_column, encode
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
@@ -117,9 +120,15 @@ def _record_columns(record: Trajectory, line: RecordLineage | None, decode: Call
             {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
             for s in record.segments
         ],
+        "open_columns": [_open_column(record, name) for name in record.columns] or None,
         "prompt_text": plain_text(decode(record.prompt_ids)) if decode else None,
         "response_text": plain_text(decode(record.response_ids)) if decode else None,
     }
+
+
+def _open_column(record: Trajectory, name: str) -> Row:
+    declaration = json.dumps(record.columns[name].to_dict())
+    return {"name": name, "declaration": declaration, "values": encode(record.column(name))["data"]}
 
 
 def _score_columns(score: Score | None) -> Row:
@@ -213,6 +222,9 @@ def _trajectory(row: Row) -> Trajectory:
     }
     layout = {name: row[name] for name in ("position_ids", "block_start", "path_start")}
     record = Trajectory.from_dict(columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)})
+    for each in row.get("open_columns") or ():  # files of earlier versions lack it
+        spec = ColumnSpec.from_dict(json.loads(each["declaration"]))
+        record = record.with_column(spec, decode_column(spec, each["values"]))
     check_trajectory(record)
     return record
 

@@ -27,6 +27,7 @@ _OUTSIDE_CALL: Final = pa.struct(
         *((name, pa.int64()) for name in ("status", "num_turns")),
     ]
 )
+_OPEN_COLUMN: Final = pa.struct([(name, pa.string()) for name in ("name", "declaration", "values")])
 _IDS: Final = pa.list_(pa.int32())
 ARRAYS: Final[Mapping[str, pa.DataType]] = {
     "prompt_ids": _IDS,
@@ -43,10 +44,15 @@ SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
 FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
 LIMIT: Final = tuple(attribute.name for attribute in attributes_of(ReachedLimit))
 JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the columns, in the metadata of Parquet files under `turnwise_schema`; it rises with each change."""
 
-ADDED: Final[Mapping[str, int]] = {"replicas": 2, **{f"limit_{name}": 3 for name in LIMIT}, "outside_calls": 4}
+ADDED: Final[Mapping[str, int]] = {
+    "replicas": 2,
+    **{f"limit_{name}": 3 for name in LIMIT},
+    "outside_calls": 4,
+    "open_columns": 5,
+}
 """Columns that files of earlier versions lack, with the version that added them; rows of such files have null."""
 
 ATTEMPT: Final = ("key", "worker")
@@ -63,6 +69,7 @@ SCHEMA: Final = pa.schema(
         ("segments", pa.list_(_SEGMENT)),
         ("lineage", _LINEAGE),
         ("outside_calls", pa.list_(_OUTSIDE_CALL)),
+        ("open_columns", pa.list_(_OPEN_COLUMN)),
         *((name, pa.string()) for name in ("prompt_text", "response_text", "score_level", "score_at")),
         ("reward", pa.float64()),
         ("score_values", pa.list_(pa.float64())),
@@ -80,6 +87,10 @@ without a trajectory, whose other columns are kept. These columns hold JSON text
 task_extra, score_extra, num_tokens, metrics_extra. `key` names the attempt in logs, events, spans and the trace file.
 
 `outside_calls` are the `turnwise.record.outside_call.OutsideCall` of the episode.
+
+`open_columns` are the columns of plugins, null without any. `declaration` is the JSON text of a
+`turnwise.record.column_specs.ColumnSpec`; `values` is base64 of (T, *shape) values of a column of all tokens, otherwise
+(R, *shape), in the declared type, little-endian. A reader needs no plugin.
 
 `limit_name`, `limit_value` and `limit_reason` are the `turnwise.record.limit.ReachedLimit` that ended a truncated
 episode; null without one.

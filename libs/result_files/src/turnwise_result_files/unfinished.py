@@ -22,6 +22,7 @@ from turnwise.record.ended import EndedEpisode
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
+from turnwise.record.open_columns import decode, encode, to_plain
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Trajectory
@@ -152,7 +153,7 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
                 "position": turn.position,
                 "seconds": turn.seconds,
                 "is_constrained": turn.is_constrained,
-                "result": to_json(asdict(turn.result)),
+                "result": _result_to_row(turn.result),
             }
             for turn in episode.turns
         ],
@@ -164,9 +165,14 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
     }
 
 
+def _result_to_row(result: GenerateResult) -> object:
+    columns = None if result.columns is None else {name: encode(values) for name, values in result.columns.items()}
+    return to_json(asdict(evolve(result, columns=None)) | {"columns": columns})
+
+
 def _record_to_row(record: EpisodeRecord) -> JsonDict:
     return {
-        "tokens": to_json(record.trajectory.to_dict()),
+        "tokens": to_json(to_plain(record.trajectory.to_dict())),
         "seed_name": record.seed_name,
         "lineage": record.lineage and asdict(record.lineage),
         "is_open": record.is_open,
@@ -227,7 +233,7 @@ def _to_spec(row: Row) -> EpisodeSpec:
 
 def _to_turn(row: Row) -> RecordedTurn:
     result = row["result"]
-    version = result["weight_version"]
+    version, columns = result["weight_version"], result.get("columns")  # files of earlier versions lack it
     return RecordedTurn(
         position=tuple(row["position"]),
         seconds=row["seconds"],
@@ -237,6 +243,7 @@ def _to_turn(row: Row) -> RecordedTurn:
             | {
                 "finish_reason": FinishReason(result["finish_reason"]),
                 "weight_version": version if isinstance(version, int) else np.array(version, np.int32),
+                "columns": columns and {name: decode(values) for name, values in columns.items()},
             }
         ),
     )

@@ -148,6 +148,10 @@ def _scores_of_one(episode: EpisodeResult, score: object) -> tuple[Score, ...]:
     except TypeError as error:
         text = f"score_group returned {score!r} for episode {episode.uid}, expected a number or a score"
         raise TypeError(text) from error
+    if own.columns:
+        raise ValueError(
+            f"score_group returned columns for episode {episode.uid}: a reward fills them, no group reward"
+        )
     numbers = range(len(episode.trajectories))
     last = max((number for number in numbers if episode.trained[number]), default=numbers[-1])
     values = token_scores(own, episode.trajectories[last])

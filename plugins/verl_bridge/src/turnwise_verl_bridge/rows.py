@@ -108,6 +108,7 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
                 "extra_fields": {**_weight_steps(trajectory), "reward_extra_info": _reward_extra(result)},
                 "multi_modal_inputs": {},
             }
+            | {name: torch.from_numpy(np.array(trajectory.column(name))) for name in trajectory.columns}
         )
     return rows
 
@@ -133,6 +134,7 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
             raise ConfigError(
                 f"agent {result.agent_name!r} made {sum(result.trained)} trajectories; verl V0 expects 1: use V1"
             )
+    batch = batch.as_int64()  # verl pads, concatenates and indexes with ids and masks of this type
     tensors = {
         "prompts": batch.prompts,
         "responses": batch.responses,
@@ -141,6 +143,7 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
         "attention_mask": batch.attention_mask,
         "position_ids": batch.position_ids,
         "rollout_log_probs": batch.rollout_log_probs,
+        **batch.fields,
     }
     if bool(batch.scored.all()):
         tensors["rm_scores"] = batch.rm_scores

@@ -90,8 +90,9 @@ def _concatenate(pieces: Sequence[NDArray[Any]], dtype: DTypeLike) -> NDArray[An
 
 
 def _follows_from_segments(result: EpisodeResult, trajectory: Trajectory) -> bool:
-    """Whether positions and origins follow from the segments; not so in a record with paths, or in a broken one."""
-    return not (trajectory.has_blocks or trajectory.open_paths or result.status is Status.FAILED)
+    """Whether all else follows from the segments; not so in a record with paths or open columns, or a broken one."""
+    others = trajectory.has_blocks or trajectory.open_paths or trajectory.columns
+    return not (others or result.status is Status.FAILED)
 
 
 def unpack_episodes(message: ToDriver) -> Iterator[tuple[int, EpisodeResult]]:

@@ -7,7 +7,7 @@ one for all log-probabilities. This module does not depend on Ray, or on how a m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from attrs import field, frozen
@@ -17,6 +17,7 @@ from turnwise.layout import Layout
 from turnwise.protocols import ReplicaLoad
 from turnwise.runtime.remote.contexts import ProvedPrefix
 from turnwise.types import (
+    Array,
     FinishReason,
     FloatArray,
     GenerateRequest,
@@ -148,6 +149,7 @@ class ToWorker:
         reasons: one byte per result: index of its `FinishReason`.
         versions: weight version of each result, or of each of its tokens.
         num_cached: tokens of each context that the engine had cached.
+        columns: open columns of each result; empty when no result has any.
         unknown: ids of requests whose context the replica does not hold; the worker sends it completely.
         failed: (request id, error class, text) of requests that failed.
         granted: ids of suspects that will run next, and wait until the worker confirms.
@@ -165,6 +167,7 @@ class ToWorker:
     stops: tuple[int | str | None, ...] = ()
     versions: tuple[int | TokenArray, ...] = ()
     num_cached: tuple[int, ...] = ()
+    columns: tuple[Mapping[str, Array] | None, ...] = ()
     unknown: tuple[str, ...] = ()
     failed: tuple[tuple[str, str, str], ...] = ()
     granted: tuple[str, ...] = ()
@@ -177,6 +180,7 @@ class ToWorker:
     def num_bytes(self) -> int:
         """Bytes of the token columns."""
         heard = sum(ids.nbytes for _request_id, ids in self.heard)
+        heard += sum(values.nbytes for columns in self.columns if columns for values in columns.values())
         return self.token_ids.nbytes + self.logprobs.nbytes + self.num_new.nbytes + heard
 
 
@@ -201,6 +205,7 @@ def pack_results(
         stops=tuple(result.stop_reason for result in found),
         versions=tuple(result.weight_version for result in found),
         num_cached=tuple(result.num_cached_tokens for result in found),
+        columns=tuple(columns) if any(columns := [result.columns for result in found]) else (),
         failed=tuple(failed),
         heard=tuple((request_id, np.array(ids, np.int32)) for request_id, ids in heard),
         num_queued=num_queued,
@@ -230,6 +235,7 @@ def unpack_results(message: ToWorker, replica: int = 0) -> Iterator[tuple[str, G
                 weight_version=message.versions[i],
                 num_cached_tokens=message.num_cached[i],
                 replica=replica,
+                columns=message.columns[i] if message.columns else None,
             ),
         )
         start = stop

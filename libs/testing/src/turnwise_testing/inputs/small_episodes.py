@@ -53,4 +53,4 @@ def assert_same_batches(expected: RolloutBatch, actual: RolloutBatch) -> None:
         assert getattr(expected, name).dtype == getattr(actual, name).dtype, name
         assert torch.equal(getattr(expected, name), getattr(actual, name)), name
     for name, tensor in expected.fields.items():
-        assert torch.equal(tensor, actual.fields[name]), name
+        torch.testing.assert_close(actual.fields[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)

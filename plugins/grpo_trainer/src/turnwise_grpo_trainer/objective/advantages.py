@@ -179,7 +179,7 @@ def compute_loss_mask(batch: RolloutBatch, *, mask_truncated: bool = False) -> T
     valid = valid_rows(batch)
     if mask_truncated:
         valid &= ~torch.tensor([status is Status.TRUNCATED for status in batch.column("status")], dtype=torch.bool)
-    return batch.loss_mask * valid[:, None]
+    return batch.loss_mask.long() * valid[:, None]
 
 
 def estimate_advantages(  # noqa: PLR0913 - independent inputs, by name

@@ -15,15 +15,10 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from turnwise import RolloutBatch
+from turnwise.record.columns import NO_VERSION
 
-_TOKEN_COLUMNS = (
-    "input_ids",
-    "position_ids",
-    "block_start",
-    "path_start",
-    "rollout_log_probs",
-    "weight_versions",
-)
+_INDEX_COLUMNS = ("input_ids", "position_ids")
+_LAYOUT = ("block_start", "path_start")
 
 
 @frozen(eq=False)
@@ -32,7 +27,8 @@ class TokenRows:
     Rows end to end; row b is ``bounds[b]:bounds[b + 1]``.
 
     Attributes:
-        columns: (N,) tensors by name: the columns of `RolloutBatch.packed()` that training needs, and added ones.
+        columns: (N,) tensors by name: the columns of a batch that training needs, and added ones. Ids, positions and
+            the loss mask are int64.
         bounds: B + 1 offsets.
     """
 
@@ -49,10 +45,16 @@ class TokenRows:
             loss_mask: (B, R), 1 on the tokens in the loss.
         """
         packed = batch.packed()
-        # In the types of the padded batch: a packed one has smaller ones, with which models cannot compute.
-        columns = {name: getattr(packed, name).to(getattr(batch, name).dtype) for name in _TOKEN_COLUMNS}
-        rows = cls(columns, tuple(packed.cu_seqlens.tolist()))
-        mask = unpad(batch, loss_mask)
+        rows = cls(
+            {
+                **{name: getattr(packed, name).long() for name in _INDEX_COLUMNS},
+                **{name: getattr(packed, name) for name in _LAYOUT},
+                "rollout_log_probs": unpad(batch, batch.rollout_log_probs),
+                "weight_versions": unpad(batch, batch.weight_versions, fill=NO_VERSION),
+            },
+            tuple(packed.cu_seqlens.tolist()),
+        )
+        mask = unpad(batch, loss_mask.long())
         # No token precedes the first one of a row, so nothing predicts it.
         mask[[start for start, stop in zip(rows.bounds, rows.bounds[1:], strict=False) if stop > start]] = 0
         return rows.with_columns(loss_mask=mask)
@@ -112,9 +114,9 @@ class TokenRows:
         return TokenRows({name: column[index] for name, column in self.columns.items()}, tuple(bounds))
 
 
-def unpad(batch: RolloutBatch, values: Tensor) -> Tensor:
-    """Return (N,) the values of (B, R) response columns on the tokens of a batch, 0 on prompts."""
-    whole = values.new_zeros(batch.input_ids.shape)
+def unpad(batch: RolloutBatch, values: Tensor, fill: int = 0) -> Tensor:
+    """Return (N,) the values of (B, R) response columns on the tokens of a batch, `fill` on prompts."""
+    whole = values.new_full(batch.input_ids.shape, fill)
     whole[:, batch.prompt_length :] = values
     return whole[batch.attention_mask.bool()]
 

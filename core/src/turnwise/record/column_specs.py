@@ -1,0 +1,158 @@
+"""
+Declarations of the columns of a token record: the core's seven, and further ones of plugins.
+
+A column has a value for each token. A record follows the declaration and does not know the meaning of the values: a
+fork gives each path its own values, a join puts them in the order of the paths, a cut and a mark keep the
+values of the tokens that remain, and a resume restores them. A batch pads them with `ColumnSpec.fill`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import numpy as np
+from attrs import asdict, field, frozen
+from numpy.typing import ArrayLike, NDArray
+
+from turnwise.errors import PluginError, TrajectoryError
+
+Tokens = Literal["sampled", "all", "none"]
+OnBranch = Literal["keep", "fill"]
+TYPES: Final = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+"""The types that a column may have: numpy, torch and files have them in common."""
+NO_VERSION: Final = -1
+"""Weight version of a token that no policy sampled."""
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_OF_BATCHES: Final = (
+    "agent_name as_int64 attention_mask block_positions column cu_seqlens data_source episode_index episode_rewards"
+    " field_alignment field_fills fields from_packed from_rows global_step group_index input_ids line_index loss_mask"
+    " metrics num_turns objective packed pad_token_id prompt_length prompt_lens prompts response_length"
+    " response_lens response_mask responses rm_scores rollout_log_probs rollout_n rows sample_index scored select split"
+    " status tensors trajectory_index uid validation visibility with_fields"
+)
+
+
+@frozen(kw_only=True)
+class ColumnSpec:
+    """
+    Declares a column: a value of one shape and type for each token of a record.
+
+    Attributes:
+        name: of the column, and of the field of batches: lower-case letters, digits and underscores.
+        dtype: one of `TYPES`.
+        shape: of the value of a token; () is a number.
+        fill: of all tokens without a value, and of pads; each number of a value is it.
+        tokens: the tokens that can have values. `sampled`: the policy sampled them, in the record or before a branch of
+            it; an engine gives the values. `all`: any token, prompts too; an engine gives values for the tokens that it
+            samples, or for its whole context and these. `none`: no token has one while the episode runs; a scorer
+            gives values for any response token.
+        on_branch: of the sampled tokens that a branched record shares with its parent: keep the values, or `fill`.
+        version: of the meaning of the values. It is written to files; values of another version are not mixed.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = field(default=(), converter=tuple)
+    fill: float = field(default=0, eq=lambda fill: str(float(fill)))  # equal to itself also if it is nan
+    tokens: Tokens = "sampled"
+    on_branch: OnBranch = "keep"
+    version: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        where = f"column {self.name!r}"
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise PluginError(f"{where}: a name has lower-case letters, digits and _, and starts with a letter")
+        if self.dtype not in TYPES:
+            raise PluginError(f"{where} has the type {self.dtype!r}, expected one of {', '.join(TYPES)}")
+        if not all(isinstance(size, int) and size > 0 for size in self.shape):
+            raise PluginError(f"{where} has the shape {self.shape}, expected numbers from 1")
+        if self.tokens not in {"sampled", "all", "none"} or self.on_branch not in {"keep", "fill"}:
+            raise PluginError(f"{where} has tokens={self.tokens!r} and on_branch={self.on_branch!r}: not known")
+        with np.errstate(all="ignore"):
+            stored = np.array(self.fill).astype(self.dtype)
+        if not np.array_equal(stored, self.fill, equal_nan=True) and np.dtype(self.dtype).kind != "f":
+            raise PluginError(f"{where} has the fill {self.fill}, which is no {self.dtype}")
+
+    @property
+    def of_responses(self) -> bool:
+        """Whether only response tokens can have a value; batches then have none for prompts."""
+        return self.tokens != "all"
+
+    def filled(self, num_tokens: int) -> NDArray[Any]:
+        """Return (num_tokens, *shape) values of tokens without one."""
+        return np.full((num_tokens, *self.shape), self.fill, self.dtype)
+
+    def is_fill(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return, for each of (n, *shape) values, whether it is all fill, as of a token without one."""
+        fill = np.array(self.fill, self.dtype)
+        equal = np.isnan(values) if fill.dtype.kind == "f" and np.isnan(fill) else values == fill
+        flat: NDArray[np.bool_] = np.asarray(np.reshape(equal, (len(values), math.prod(self.shape))).all(axis=1))
+        return flat
+
+    def read(self, values: ArrayLike) -> NDArray[Any]:
+        """
+        Return (n, *shape) values in the column's type.
+
+        Raises:
+            TrajectoryError: they have another shape, or a value that the type does not have.
+        """
+        array = np.asarray(values)
+        if array.shape[1:] != self.shape or array.ndim == 0:
+            expected = ", ".join(["n", *map(str, self.shape)])
+            raise TrajectoryError(f"column {self.name!r} has values of shape {array.shape}, expected ({expected})")
+        wanted = np.dtype(self.dtype)
+        if array.dtype == wanted:
+            return array
+        with np.errstate(all="ignore"):
+            stored = array.astype(wanted)
+        if wanted.kind != "f" and not np.array_equal(stored, array):
+            raise TrajectoryError(f"column {self.name!r} has values of {array.dtype} that are no {self.dtype}")
+        return stored
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the declaration in plain values, for files; JSON has no number for a fill such as nan."""
+        fill = self.fill if math.isfinite(self.fill) else str(self.fill)
+        return asdict(self) | {"shape": list(self.shape), "fill": fill}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ColumnSpec:
+        """Return a declaration from a file, whether its plugin is installed or not; `PluginError` for a wrong one."""
+        try:
+            fill = plain["fill"]
+            return cls(**{**plain, "fill": float(fill) if isinstance(fill, str) else fill})
+        except (TypeError, ValueError, LookupError) as error:
+            raise PluginError(f"the declaration of a column is damaged: {error}") from error
+
+
+def _core(name: str, dtype: str, tokens: Tokens = "all", fill: float = 0) -> ColumnSpec:
+    return ColumnSpec(name=name, dtype=dtype, tokens=tokens, fill=fill)
+
+
+CORE_COLUMNS: Final[Mapping[str, ColumnSpec]] = {
+    each.name: each
+    for each in (
+        _core("token_ids", "int32"),
+        _core("logprobs", "float32", "sampled"),
+        _core("origins", "uint8", "none"),  # the record itself sets it
+        _core("weight_versions", "int32", "sampled", NO_VERSION),
+        _core("position_ids", "int32"),
+        _core("block_start", "int32"),
+        _core("path_start", "int32"),
+    )
+}
+"""The columns of every record. Its segments follow from `origins`, and its layout is in the last three."""
+
+NO_COLUMNS: Final[Mapping[str, ColumnSpec]] = {}
+
+
+TAKEN: Final = frozenset({*CORE_COLUMNS, *_OF_BATCHES.split(), "training_step", "advantages"})
+"""Names that no plugin may give a column: the core's columns and the attributes of batches and rows have them."""
+
+
+def check_open(spec: ColumnSpec) -> None:
+    """Raise `PluginError` when the column of a plugin has a name that is taken."""
+    if spec.name in TAKEN:
+        raise PluginError(f"column {spec.name!r}: every record or batch has something of that name; choose another")

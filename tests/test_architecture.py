@@ -82,6 +82,7 @@ ALLOWED = {
     ("core/src/turnwise/config/file.py", "yaml.load"): "its loader is a SafeLoader that refuses still more",
     ("plugins/python_sandbox/src/turnwise_python_sandbox/box/program.py", "exec"): "runs programs, inside the box",
     ("libs/testing/src/turnwise_testing/engines/actor_run.py", "pickle"): "reads a job from its parent process",
+    ("libs/testing/src/turnwise_testing/checks/column.py", "pickle"): "checks that columns survive pickling",
     ("libs/testing/src/turnwise_testing/suites/engine.py", "pickle"): "writes that job",
     ("libs/testing/src/turnwise_testing/suites/plugin.py", "pickle"): "checks that configs survive pickling",
     ("libs/testing/src/turnwise_testing/suites/wrapper.py", "pickle"): "checks that sections survive pickling",

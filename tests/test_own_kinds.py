@@ -191,7 +191,7 @@ PARTS = {
 in the section of a plugin and in options of agents."""
 IN_REPLICAS = {"weight_transports"}
 """Kinds that a run needs only when its weights change; `test_own_weight_transport` covers them."""
-NOT_IN_CONFIGS = {"adapters", "commands", "diagnostics"}
+NOT_IN_CONFIGS = {"adapters", "columns", "commands", "diagnostics"}
 
 
 def local(kind: str) -> list[str]:

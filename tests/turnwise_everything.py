@@ -18,6 +18,7 @@ from turnwise import (
     Agent,
     Capabilities,
     Chat,
+    ColumnSpec,
     Command,
     Diagnostic,
     Engine,
@@ -336,6 +337,24 @@ def register_observers(registry: Registry[Observer]) -> None:
 def register_commands(registry: Registry[Command]) -> None:
     """Add a command."""
     registry.add("silent_command", SilentCommand, config=Options)
+
+
+@frozen(kw_only=True)
+class SilentColumn(ColumnSpec):
+    """A declaration that keeps its options."""
+
+    options: Options
+
+
+def declare_silence(options: Options, resources: Resources) -> SilentColumn:
+    """Return a column whose values have the size of the options."""
+    return SilentColumn(name="silent_column", dtype="int8", shape=(options.size,), fill=resources.seed, options=options)
+
+
+@hookimpl
+def register_columns(registry: Registry[ColumnSpec]) -> None:
+    """Declare a column."""
+    registry.add("silent_column", declare_silence, config=Options)
 
 
 @hookimpl

@@ -50,6 +50,9 @@ from turnwise_testing.suites.parts import (
     ChatSuite as ChatSuite,
 )
 from turnwise_testing.suites.parts import (
+    ColumnSuite as ColumnSuite,
+)
+from turnwise_testing.suites.parts import (
     CommandSuite as CommandSuite,
 )
 from turnwise_testing.suites.parts import (

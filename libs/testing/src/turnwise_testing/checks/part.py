@@ -75,6 +75,7 @@ KINDS: Final[Mapping[str, str]] = {
     "advantages": "objective:ADVANTAGES",
     "agents": "agent:AGENTS",
     "chats": "chat:CHATS",
+    "columns": "column:COLUMNS",
     "commands": "command:COMMANDS",
     "diagnostics": "diagnostic:DIAGNOSTICS",
     "group_rewards": "group_reward:GROUP_REWARDS",

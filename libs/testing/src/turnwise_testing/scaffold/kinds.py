@@ -36,6 +36,7 @@ KINDS: Mapping[str, PartKind] = {
     "adapter": PartKind(registry="adapters", label="adapter", usage="reward: my_module:PATTERN"),
     "agent": PartKind(registry="agents", label="agent", usage="agent: NAME"),
     "chat": PartKind(registry="chats", label="chat", usage="chat: NAME", requires="turnwise-chat-templates"),
+    "column": PartKind(registry="columns", label="column", usage="reward: NAME", needs=("torch", "torch")),
     "command": PartKind(registry="commands", label="command", usage="turnwise NAME tasks.jsonl"),
     "diagnostic": PartKind(registry="diagnostics", label="diagnostic", usage="turnwise doctor"),
     "engine": PartKind(registry="engines", label="engine", usage="engine: NAME"),

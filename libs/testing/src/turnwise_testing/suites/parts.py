@@ -108,6 +108,20 @@ class ChatSuite(PartSuite):
     kind = "chats"
 
 
+class ColumnSuite(PartSuite):
+    """
+    The conformance suite of open columns: values drawn by hypothesis pass through all that happens to a record.
+
+    May be overridden, if the values of a column are not any numbers of its type::
+
+        @pytest.fixture
+        def examples(self):
+            return (strategies.integers(0, 63),)
+    """
+
+    kind = "columns"
+
+
 class CommandSuite(PartSuite):
     """
     The conformance suite of commands. Must be overridden::

@@ -179,7 +179,18 @@ def to_rows(batch: RolloutBatch) -> dict[str, list[Any]]:
         "position_ids": lists(batch.position_ids, real),
         "block_start": unpadded(batch.block_start),
         "path_start": unpadded(batch.path_start),
+        **{
+            name: lists(field, _places(field, real, in_response))
+            for name, field in batch.fields.items()
+            if field.ndim > 1
+        },
+        **{name: field.tolist() for name, field in batch.fields.items() if field.ndim == 1},
     }
+
+
+def _places(field: Any, real: Any, in_response: Any) -> Any:
+    """Return the mask of the real tokens that a field has values for: of responses, or of all."""
+    return in_response if field.shape[:2] == in_response.shape else real
 
 
 def _prompt_key(messages: Sequence[Mapping[str, Any]]) -> str:

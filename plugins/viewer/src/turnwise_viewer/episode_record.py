@@ -12,7 +12,9 @@ from attrs import asdict
 from numpy.typing import NDArray
 
 from turnwise.errors import DataError, describe
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.columns import NO_VERSION, Origin
+from turnwise.record.open_columns import decode_column
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import scored_tokens
 from turnwise.types import JsonDict, Message
@@ -163,7 +165,8 @@ def describe_tokens(row: Row, texts: TokenTexts | None) -> JsonDict:
     Return the columns of a record's tokens, prompt and response: each is (T,), one value per token.
 
     `logprobs` and `weight_versions` are null where no policy sampled the token. `pieces` is null without a tokenizer,
-    and `advantages` is null unless a training wrote the record and learned from it.
+    and `advantages` is null unless a training wrote the record and learned from it. `open_columns` are texts, null at
+    tokens that have no value.
     """
     prompt_ids, response_ids = (np.asarray(row[name], np.int32) for name in ("prompt_ids", "response_ids"))
     ids = np.concatenate([prompt_ids, response_ids])
@@ -186,7 +189,22 @@ def describe_tokens(row: Row, texts: TokenTexts | None) -> JsonDict:
         "weight_versions": [*fill, *_where(sampled, versions.tolist())],
         **{name: list(row[name]) for name in ("position_ids", "block_start", "path_start")},
         "advantages": _advantages(row, fill),
+        "open_columns": _open_columns(row, len(ids)),
     }
+
+
+def _open_columns(row: Row, num_tokens: int) -> dict[str, list[str | None]]:
+    """Return the columns of plugins, which need not be installed: the value of each token as text."""
+    found: dict[str, list[str | None]] = {}
+    for each in row.get("open_columns") or ():
+        spec = ColumnSpec.from_dict(json.loads(each["declaration"]))
+        values = decode_column(spec, each["values"])
+        shown = [
+            None if empty else json.dumps(value)
+            for value, empty in zip(values.tolist(), spec.is_fill(values), strict=True)
+        ]
+        found[spec.name] = [*[None] * (num_tokens - len(shown)), *shown]
+    return found
 
 
 def _advantages(row: Row, fill: Sequence[None]) -> list[object] | None:

@@ -183,6 +183,8 @@ export interface Tokens {
   block_start: number[];
   path_start: number[];
   advantages: (number | null)[] | null;
+  /** Columns of plugins: the value of each token as text, null where it has none. */
+  open_columns: Record<string, (string | null)[]>;
 }
 
 export interface Group {

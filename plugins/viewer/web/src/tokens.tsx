@@ -265,6 +265,7 @@ function Detail({ tokens, record, index, marks }: { tokens: Tokens; record: Epis
     ["path", segment && segment.block >= 0 ? `${segment.path} of block ${segment.block}` : "–"],
     ["advantage", number(tokens.advantages?.[index])],
     ["reward here", number(marks.credits.get(index))],
+    ...Object.entries(tokens.open_columns).map(([name, values]): [string, string] => [name, values[index] ?? "–"]),
   ];
   return (
     <aside class="detail" aria-label="The chosen token">

@@ -1,0 +1,79 @@
+"""
+Workspaces: an isolated place with files and processes for each episode.
+
+It adds the kind `workspaces`, whose parts are backends; registers the backends `bubblewrap` and `containers`, the tools
+`workspace` and the command `turnwise workspaces`.
+"""
+
+from __future__ import annotations
+
+from turnwise import Command as CommandLine
+from turnwise import HookSpecs, NoConfig, Registry, Resources, Tool, hookimpl
+from turnwise_workspaces import workspace
+from turnwise_workspaces.bubblewrap import BubblewrapBackend, BubblewrapConfig
+from turnwise_workspaces.config import WorkspaceToolsConfig
+from turnwise_workspaces.containers import ContainersBackend, ContainersConfig
+from turnwise_workspaces.workspace import (
+    Capabilities,
+    Command,
+    ExecResult,
+    Limits,
+    Orphan,
+    Snapshots,
+    Workspace,
+    WorkspaceBackend,
+    WorkspaceFileError,
+    WorkspaceSpec,
+)
+
+__all__ = [
+    "Capabilities",
+    "Command",
+    "ExecResult",
+    "Limits",
+    "Orphan",
+    "Snapshots",
+    "Workspace",
+    "WorkspaceBackend",
+    "WorkspaceFileError",
+    "WorkspaceSpec",
+]
+
+
+def make_tools(config: WorkspaceToolsConfig, resources: Resources) -> tuple[Tool, ...]:
+    """Build the tools of a workspace; see `turnwise_workspaces.tools`."""
+    from turnwise_workspaces.tools import make_tools
+
+    return make_tools(config, resources)
+
+
+def make_command(config: NoConfig, resources: Resources) -> CommandLine:
+    """Build the command `workspaces`."""
+    from turnwise_workspaces.command import WorkspacesCommand
+
+    return WorkspacesCommand(config, resources)
+
+
+@hookimpl
+def add_hookspecs(specs: HookSpecs) -> None:
+    """Add the hook of backends."""
+    specs.add(workspace.register_workspaces, part="workspace backend", contract=WorkspaceBackend)
+
+
+@hookimpl
+def register_workspaces(registry: Registry[WorkspaceBackend]) -> None:
+    """Register boxes, which need nothing but bubblewrap, and containers."""
+    registry.add("bubblewrap", BubblewrapBackend, config=BubblewrapConfig)
+    registry.add("containers", ContainersBackend, config=ContainersConfig)
+
+
+@hookimpl
+def register_tools(registry: Registry[Tool | tuple[Tool, ...]]) -> None:
+    """Register the tools of a workspace."""
+    registry.add("workspace", make_tools, config=WorkspaceToolsConfig)
+
+
+@hookimpl
+def register_commands(registry: Registry[CommandLine]) -> None:
+    """Register `turnwise workspaces`."""
+    registry.add("workspaces", make_command)

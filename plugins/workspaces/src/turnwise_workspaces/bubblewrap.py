@@ -1,0 +1,357 @@
+"""The backend `bubblewrap`: boxes on this machine, made of its programs, with nothing to install but bwrap."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import Iterable, Sequence
+from importlib import resources as package_files
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from turnwise import Resources
+from turnwise.errors import ConfigError, InfrastructureError
+from turnwise_workspaces.box_channel import BoxChannel
+from turnwise_workspaces.ownership import LABEL, read_owner, this_process
+from turnwise_workspaces.workspace import (
+    Capabilities,
+    Command,
+    ExecResult,
+    OnOutput,
+    Orphan,
+    Workspace,
+    WorkspaceFileError,
+    WorkspaceSpec,
+)
+
+_MIB: Final = 2**20
+_SHOWN: Final = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
+"""Folders and links of this machine that a box shows, read-only."""
+_SHOWN_IN_ETC: Final = (
+    *("/etc/alternatives", "/etc/ca-certificates", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
+    *("/etc/localtime", "/etc/mime.types", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/terminfo"),
+)
+_CODE: Final = "/etc/turnwise"
+_MODULES: Final = ("__init__", "files", "messages", "processes", "supervisor")
+_START: Final = (
+    f"import sys; sys.path.insert(0, {_CODE!r}); from turnwise_workspaces.box.supervisor import main; main()"
+)
+_MARK: Final = "turnwise-box"
+_USER: Final = 1000
+"""User and group id in the box."""
+_ACCOUNTS: Final = {
+    "/etc/passwd": f"root:x:0:0::/:/bin/sh\nagent:x:{_USER}:{_USER}::/tmp/home:/bin/sh\n",
+    "/etc/group": f"root:x:0:\nagent:x:{_USER}:\n",
+    "/etc/hosts": "127.0.0.1 localhost workspace\n",
+}
+_FIRST_UID: Final = 61000
+_NUM_UIDS: Final = 4096
+_FILE_S: Final = 30.0
+_numbers: Final = itertools.count()
+
+
+@frozen(kw_only=True)
+class BubblewrapConfig:
+    """
+    Options of the backend `bubblewrap`.
+
+    Attributes:
+        readable: more files and folders of this machine that boxes show, read-only, at the same place.
+        python: of the boxes' supervisor, at least 3.8, under /usr or `readable`; empty looks for one.
+    """
+
+    readable: tuple[str, ...] = ()
+    python: str = ""
+
+
+@frozen(eq=False)
+class BubblewrapBackend:
+    """
+    Starts boxes.
+
+    A box has its namespaces for processes, mounts, the network, users and the rest. Its root is read-only and
+    shows programs of this machine. The working folder and /tmp are in memory. The first process is a supervisor, and
+    the box ends with it, and with the process that started it.
+    """
+
+    config: BubblewrapConfig
+    resources: Resources = field(repr=False)
+
+    capabilities = Capabilities(disk_limit=True)
+
+    def check(self, spec: WorkspaceSpec) -> None:
+        if spec.image:
+            raise ConfigError(f"image: the backend 'bubblewrap' shows this machine's programs, not {spec.image!r}")
+        for path in self.config.readable:
+            if not path.startswith("/"):
+                raise ConfigError(f"readable: expected an absolute path, not {path!r}")
+        if any(f"{spec.folder}/".startswith(f"{taken}/") for taken in (*_SHOWN, "/dev", "/etc", "/proc", "/tmp")):
+            raise ConfigError(f"folder: a box cannot have its working folder at {spec.folder}; choose /workspace")
+
+    async def start(self, spec: WorkspaceSpec) -> Workspace:
+        self.check(spec)
+        uid, mark = _find_uid(), uuid.uuid4().hex
+        channel: BoxChannel | None = None
+        with _Descriptors() as kept:
+            info = kept.pipe()
+            command = self._command(spec, kept, info.write, mark)
+            if uid is not None:  # by a program, because Python would copy this whole process to change its user
+                command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *command]
+            try:
+                channel = BoxChannel(command, kept.passed)
+                kept.close_passed()
+                await channel.connect()
+                channel.begin(_settings(spec))
+                await channel.ready
+                channel.watch_first_process(info.read)
+                workspace = BoxWorkspace(channel)
+                for path, data in spec.files.items():
+                    await workspace.write(path, data)
+            except BaseException as error:
+                if channel is not None:
+                    channel.watch_first_process(info.read)
+                    await channel.give_up()
+                await _kill_marked(mark)
+                if isinstance(error, OSError):
+                    raise InfrastructureError(f"bubblewrap cannot be started: {error.strerror}") from error
+                raise
+        return workspace
+
+    async def find_orphans(self) -> Sequence[Orphan]:
+        return [orphan for _, orphan in _find_orphans()]
+
+    async def reap(self) -> Sequence[Orphan]:
+        found = _find_orphans()
+        for pid, _ in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return [orphan for _, orphan in found]
+
+    def _command(self, spec: WorkspaceSpec, kept: _Descriptors, info: int, mark: str) -> list[str]:
+        program = shutil.which("bwrap")
+        if program is None:
+            raise InfrastructureError("bubblewrap is not installed (Debian, Ubuntu: apt-get install bubblewrap)")
+        package = package_files.files("turnwise_workspaces.box")
+        code = {name: (package / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
+        data = _ACCOUNTS | {f"{_CODE}/turnwise_workspaces/box/{name}.py": text for name, text in code.items()}
+        files = [part for path, text in data.items() for part in ("--ro-bind-data", kept.data(text), path)]
+        size = str(spec.limits.disk_mb * _MIB)
+        return [
+            *(program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info)),
+            *("--hostname", "workspace", "--uid", str(_USER), "--gid", str(_USER), "--cap-drop", "ALL", "--clearenv"),
+            # In a namespace of users of its making the agent could mount a file system without a bound.
+            *("--unshare-user", "--disable-userns"),
+            # On this command line alone: the agent does not see it, and other processes of the machine do.
+            *("--setenv", LABEL, str(this_process()), "--setenv", _MARK, mark),
+            *_shown([*_SHOWN, *_SHOWN_IN_ETC, *self.config.readable]),
+            *files,
+            *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"),
+            *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", spec.folder),
+            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec.folder),
+            *(_find_python(self.config), "-I", "-S", "-c", _START),
+        ]
+
+
+def _settings(spec: WorkspaceSpec) -> dict[str, Any]:
+    """Return the settings of the supervisor."""
+    environment = {
+        "HOME": "/tmp/home",
+        "LANG": "C.UTF-8",
+        "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+        "TERM": "dumb",
+        "USER": "agent",
+        **spec.environment,
+    }
+    return {
+        "folder": spec.folder,
+        "environment": environment,
+        "memory_bytes": spec.limits.memory_mb * _MIB,
+        "processes": spec.limits.processes,
+    }
+
+
+@define(eq=False)
+class BoxWorkspace:
+    """A running box."""
+
+    _channel: BoxChannel
+
+    async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
+        pieces: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
+        failed: list[Exception] = []
+
+        def collect(stream: str, data: bytes) -> None:
+            pieces[stream] += data
+            if on_output is not None and not failed:
+                try:
+                    on_output(data)
+                except Exception as error:  # noqa: BLE001 - raised after the command
+                    failed.append(error)
+
+        header = {
+            "do": "exec",
+            "argv": list(command.argv),
+            "environment": dict(command.environment),
+            "timeout_s": command.timeout_s,
+            "max_output_bytes": command.max_output_bytes,
+            "separate": command.separate,
+        }
+        reply = await self._channel.ask(header, command.stdin, collect)
+        if failed:
+            raise failed[0]
+        return ExecResult(
+            exit_code=reply["exit_code"],
+            stdout=bytes(pieces["out"]),
+            stderr=bytes(pieces["err"]),
+            timed_out=reply["timed_out"],
+            truncated=reply["truncated"],
+            limit=reply["limit"],
+            wall_s=reply["wall_s"],
+        )
+
+    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
+        return await self._use_file({"do": "read", "path": path, "max_bytes": max_bytes, "offset": offset}, max_bytes)
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self._use_file({"do": "write", "path": path}, 0, data)
+
+    async def end_processes(self) -> None:
+        await self._channel.ask({"do": "end_processes"})
+
+    async def close(self) -> None:
+        self._channel.end_box()
+        await self._channel.ended.wait()
+        self._channel.close()
+
+    def kill(self) -> None:
+        self._channel.kill()
+
+    async def _use_file(self, header: dict[str, Any], max_bytes: int, data: bytes = b"") -> bytes:
+        pieces: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
+        # The reason of a failure counts as output.
+        header = {**header, "timeout_s": _FILE_S, "max_output_bytes": max_bytes + 1000, "separate": True}
+        reply = await self._channel.ask(header, data, lambda stream, piece: pieces[stream].extend(piece))
+        if reply["exit_code"] != 0:
+            reason = bytes(pieces["err"]).decode(errors="replace") or "it took too long, or was killed"
+            raise WorkspaceFileError(f"Error: cannot {header['do']} {header['path']!r}: {reason}")
+        return bytes(pieces["out"])
+
+
+@frozen
+class _Pipe:
+    read: int
+    write: int
+
+
+@define(eq=False)
+class _Descriptors:
+    """Descriptors of a start, closed at its end."""
+
+    passed: list[int] = field(factory=list)
+    _own: list[int] = field(factory=list)
+
+    def pipe(self) -> _Pipe:
+        """Return a pipe whose end for writing is passed on."""
+        read, write = os.pipe()
+        self._own.append(read)
+        self.passed.append(write)
+        return _Pipe(read, write)
+
+    def data(self, text: str) -> str:
+        """Return a descriptor, as text, that is passed on and has a text to read."""
+        fd = os.memfd_create("turnwise", os.MFD_CLOEXEC)
+        self.passed.append(fd)
+        os.write(fd, text.encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        return str(fd)
+
+    def close_passed(self) -> None:
+        """Close this process's copies of what was passed on."""
+        while self.passed:
+            os.close(self.passed.pop())
+
+    def __enter__(self) -> _Descriptors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_passed()
+        for fd in self._own:
+            os.close(fd)
+
+
+def _shown(paths: Iterable[str]) -> list[str]:
+    """Return the arguments that show paths: links as links, the others read-only, none that is missing."""
+    found: list[str] = []
+    for path in paths:
+        if os.path.islink(path) and path in _SHOWN:
+            found += ("--symlink", os.readlink(path), path)
+        elif os.path.exists(path):
+            found += ("--ro-bind", path, path)
+    return found
+
+
+def _find_python(config: BubblewrapConfig) -> str:
+    if config.python:
+        return config.python
+    candidates = [f"{sys.base_prefix}/bin/python3"] if sys.base_prefix.startswith("/usr") else []
+    candidates += ["/usr/bin/python3", "/usr/local/bin/python3"]
+    for path in candidates:
+        if os.access(path, os.X_OK):
+            return path
+    raise InfrastructureError(
+        "there is no Python under /usr for the supervisor of a box; install python3, or set 'python' and 'readable'"
+    )
+
+
+def _find_uid() -> int | None:
+    """Return a user id without an account if this process runs as root, which no limit of processes binds."""
+    if os.geteuid() != 0:
+        return None
+    for _ in range(_NUM_UIDS):
+        uid = _FIRST_UID + (os.getpid() * 7 + next(_numbers)) % _NUM_UIDS
+        try:
+            pwd.getpwuid(uid)
+        except KeyError:
+            return uid
+    raise InfrastructureError(f"every user id from {_FIRST_UID} on has an account; boxes need one without")
+
+
+async def _kill_marked(mark: str) -> None:
+    """Kill what is left of a start; bubblewrap's child does not die with it until it is told its user ids."""
+    while found := [pid for pid, value in _values_on_command_lines(_MARK) if value == mark]:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.01)
+
+
+def _find_orphans() -> list[tuple[int, Orphan]]:
+    """Return the processes of boxes whose owner is gone; the system ends them with it, but for the first moment."""
+    owners = [(pid, value, read_owner(value)) for pid, value in _values_on_command_lines(LABEL)]
+    return [
+        (pid, Orphan(name=f"process {pid}", owner=value))
+        for pid, value, owner in owners
+        if owner is not None and owner.is_gone
+    ]
+
+
+def _values_on_command_lines(name: str) -> list[tuple[int, str]]:
+    """Return the processes that have a name among their arguments, each with the argument behind it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = folder.joinpath("cmdline").read_bytes().split(b"\0")
+            value = arguments[arguments.index(name.encode()) + 1]
+        except (OSError, ValueError, IndexError):  # it is gone, or no box
+            continue
+        found.append((int(folder.name), value.decode(errors="replace")))
+    return found

@@ -1,0 +1,150 @@
+"""Runs the command line of a container engine, with bounded output and a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from attrs import define, field
+
+from turnwise.errors import InfrastructureError
+
+_CHUNK: Final = 2**16
+_REMOVALS: Final = 'for s in 0 1 5; do sleep $s; "$@" >/dev/null 2>&1; done'
+"""An engine may finish what it began for a client that is gone, so one removal is not enough."""
+
+
+@define(eq=False)
+class Collected:
+    """
+    The beginning of a program's output.
+
+    Attributes:
+        room: bytes that are kept of both streams together.
+        on_output: called with each piece that is kept.
+        stdout: of the program.
+        stderr: of the program.
+        truncated: there was more.
+        failure: what `on_output` raised first.
+    """
+
+    room: int
+    on_output: Callable[[bytes], None] | None = None
+    stdout: bytearray = field(factory=bytearray)
+    stderr: bytearray = field(factory=bytearray)
+    truncated: bool = False
+    failure: Exception | None = None
+
+    async def read(self, stream: asyncio.StreamReader, into: bytearray) -> None:
+        """Read a stream to its end."""
+        while data := await stream.read(_CHUNK):
+            kept = data[: self.room]
+            self.room -= len(kept)
+            self.truncated = self.truncated or len(kept) < len(data)
+            into += kept
+            if kept and self.on_output is not None and self.failure is None:
+                try:
+                    self.on_output(kept)
+                except Exception as error:  # noqa: BLE001 - raised after the command
+                    self.failure = error
+
+
+async def start_program(arguments: Sequence[str], *, with_input: bool) -> asyncio.subprocess.Process:
+    """Start a program; `InfrastructureError` when it cannot be."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which ends its workspaces itself
+        )
+    except FileNotFoundError as error:
+        raise InfrastructureError(f"{arguments[0]} is not installed") from error
+
+
+async def communicate(process: asyncio.subprocess.Process, collected: Collected, data: bytes = b"") -> int:
+    """Give a program its input, collect its output, and return its exit code; kill it when this is cancelled."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(collected.read(process.stdout, collected.stdout))
+            group.create_task(collected.read(process.stderr, collected.stderr))
+            if process.stdin is not None:
+                group.create_task(_feed(process.stdin, data))
+        return await process.wait()
+    except BaseException:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        raise
+
+
+async def ask_engine(arguments: Sequence[str], max_bytes: int = 2**20) -> str:
+    """
+    Return what a command of the engine prints.
+
+    Raises:
+        InfrastructureError: it fails; the text has its last line.
+    """
+    collected = Collected(max_bytes)
+    code = await communicate(await start_program(arguments, with_input=False), collected)
+    if code != 0:
+        lines = collected.stderr.decode(errors="replace").strip().splitlines()
+        raise InfrastructureError(f"{arguments[0]} failed: {lines[-1] if lines else f'exit code {code}'}")
+    return collected.stdout.decode(errors="replace")
+
+
+def remove_later(arguments: Sequence[str]) -> None:
+    """Run a command that removes something several times, without waiting; it never raises."""
+    try:
+        subprocess.Popen(
+            ["/bin/sh", "-c", _REMOVALS, "sh", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ).returncode = 0  # nobody waits for it: it may outlive this process
+    except OSError:
+        return
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    try:
+        stream.write(data)
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the program does not read it
+
+
+def pids_beside(init: int) -> list[int]:
+    """
+    Return the processes of this machine that are in the process namespace of another, but for that one.
+
+    Raises:
+        OSError: this process may not look, or there is no such process here.
+    """
+    wanted = os.stat(f"/proc/{init}/ns/pid").st_ino
+    if wanted == os.stat("/proc/self/ns/pid").st_ino:
+        raise ProcessLookupError(f"process {init} is in no namespace of its own")
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != init:
+            try:
+                if os.stat(f"/proc/{name}/ns/pid").st_ino == wanted:
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def now() -> float:
+    """Return the time of a clock that only goes forward, in seconds."""
+    return time.monotonic()

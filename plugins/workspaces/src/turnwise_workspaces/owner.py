@@ -1,0 +1,212 @@
+"""
+The owner of a process's workspaces: it starts them, bounds their number, and ends each of them in every case.
+
+A workspace ends when its episode does; at an exception, a cancellation or the end of the time for a release; when its
+process exits; and, after a process that was killed, when `reap` is called, as every run does before its first start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+import structlog
+from attrs import define, field
+
+from turnwise.errors import ConfigError, InfrastructureError, describe, is_cancelled
+from turnwise_workspaces.slots import Slot, Slots
+from turnwise_workspaces.workspace import (
+    Command,
+    ExecResult,
+    OnOutput,
+    Workspace,
+    WorkspaceBackend,
+    WorkspaceFileError,
+    WorkspaceSpec,
+)
+
+T = TypeVar("T")
+_FILE_S: Final = 60.0
+_REAP_S: Final = 120.0
+_owners: Final[weakref.WeakSet[WorkspaceOwner]] = weakref.WeakSet()
+
+
+@define(eq=False, weakref_slot=True)
+class OwnedWorkspace:
+    """
+    A workspace with deadlines of this process's own, so that one that hangs is lost and no episode waits for it.
+
+    After a loss every call raises the same error at once.
+    """
+
+    _workspace: Workspace
+    _grace_s: float
+    _lost: InfrastructureError | None = field(default=None, init=False)
+
+    async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
+        return await self._guard(
+            lambda: self._workspace.exec(command, on_output), command.timeout_s + self._grace_s, "a command"
+        )
+
+    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
+        call = lambda: self._workspace.read(path, max_bytes=max_bytes, offset=offset)  # noqa: E731 - it has one use
+        return await self._guard(call, _FILE_S, "a read")
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self._guard(lambda: self._workspace.write(path, data), _FILE_S, "a write")
+
+    async def end_processes(self) -> None:
+        await self._guard(self._workspace.end_processes, _FILE_S, "the end of the processes")
+
+    async def close(self) -> None:
+        await self._workspace.close()
+
+    def kill(self) -> None:
+        self._workspace.kill()
+
+    async def _guard(self, call: Callable[[], Awaitable[T]], timeout_s: float, what: str) -> T:
+        if self._lost is not None:
+            raise InfrastructureError(str(self._lost)) from self._lost
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call()
+        except TimeoutError as error:
+            lost = InfrastructureError(f"the workspace is lost: {what} did not end within {timeout_s:g} s")
+            cause: Exception = error
+        except (WorkspaceFileError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises is not the command's doing
+            lost, cause = InfrastructureError(f"the workspace is lost: {describe(error)}"), error
+        self._lost = lost
+        self.kill()
+        raise lost from cause
+
+
+@define(eq=False, weakref_slot=True)
+class WorkspaceOwner:
+    """
+    Starts and ends the workspaces of a process.
+
+    Attributes:
+        backend: starts them.
+        slots: bound their number.
+        boot_tries: times that a start is tried.
+        close_s: seconds that the end of one may take; after that it is killed without waiting.
+        grace_s: seconds that a command may take beyond its own time until its workspace counts as lost.
+    """
+
+    backend: WorkspaceBackend
+    slots: Slots
+    boot_tries: int = 2
+    close_s: float = 30.0
+    grace_s: float = 10.0
+    _open: dict[OwnedWorkspace, Slot] = field(factory=dict, init=False)
+    _has_reaped: bool = field(default=False, init=False)
+    _pid: int = field(factory=os.getpid, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        _owners.add(self)
+
+    @property
+    def num_open(self) -> int:
+        """Number of workspaces that are open."""
+        return len(self._open)
+
+    async def open(self, spec: WorkspaceSpec) -> OwnedWorkspace:
+        """
+        Start a workspace, as soon as there is a slot for it; `close` ends it.
+
+        Raises:
+            InfrastructureError: no slot was free in time, or it did not start in any of the tries.
+            ConfigError: the backend cannot fulfil the specification.
+        """
+        self.backend.check(spec)
+        await self._reap_once()
+        slot = await self.slots.take()
+        try:
+            workspace = await self._start(spec)
+        except BaseException:
+            slot.free()
+            raise
+        self._open[workspace] = slot
+        return workspace
+
+    async def close(self, workspace: OwnedWorkspace) -> None:
+        """
+        End a workspace, and wait until it is gone. Idempotent.
+
+        Raises:
+            InfrastructureError: it failed to end, or took too long; it was killed without waiting.
+        """
+        slot = self._open.pop(workspace, None)
+        if slot is None:
+            return
+        try:
+            async with asyncio.timeout(self.close_s):
+                await workspace.close()
+        except BaseException as error:
+            workspace.kill()
+            if not isinstance(error, Exception) and not (
+                isinstance(error, asyncio.CancelledError) and not is_cancelled()
+            ):
+                raise
+            text = f"took more than {self.close_s:g} s" if isinstance(error, TimeoutError) else describe(error)
+            raise InfrastructureError(f"a workspace did not end, and was killed: {text}") from error
+        finally:
+            slot.free()
+
+    @asynccontextmanager
+    async def workspace(self, spec: WorkspaceSpec) -> AsyncIterator[OwnedWorkspace]:
+        """Open a workspace, and close it at the end of the block."""
+        opened = await self.open(spec)
+        try:
+            yield opened
+        finally:
+            await self.close(opened)
+
+    def kill_all(self) -> None:
+        """Kill what is open, without waiting; this process ends."""
+        if os.getpid() != self._pid:  # a forked child, whose parent has them
+            return
+        while self._open:
+            workspace, slot = self._open.popitem()
+            workspace.kill()
+            slot.free()
+
+    async def _start(self, spec: WorkspaceSpec) -> OwnedWorkspace:
+        for number in range(1, self.boot_tries + 1):
+            try:
+                async with asyncio.timeout(spec.boot_s):
+                    return OwnedWorkspace(await self.backend.start(spec), self.grace_s)
+            except (ConfigError, WorkspaceFileError) as error:  # another try would fail in the same way
+                raise InfrastructureError(f"a workspace cannot be started: {error}") from error
+            except Exception as error:  # noqa: BLE001 - whatever a backend raises, no episode is to blame
+                late = isinstance(error, TimeoutError)
+                text = f"it took more than {spec.boot_s:g} s" if late else describe(error)
+                structlog.get_logger().warning("workspace did not start", attempt=number, error=text)
+                failure, cause = text, error
+        raise InfrastructureError(f"a workspace did not start in {self.boot_tries} tries: {failure}") from cause
+
+    async def _reap_once(self) -> None:
+        if self._has_reaped:
+            return
+        self._has_reaped = True
+        try:
+            async with asyncio.timeout(_REAP_S):
+                reaped = await self.backend.reap()
+        except Exception as error:  # noqa: BLE001 - the run can work without; a backend that is broken will say so
+            structlog.get_logger().warning("left workspaces cannot be removed", error=describe(error))
+        else:
+            if reaped:
+                structlog.get_logger().warning("removed workspaces of processes that are gone", number=len(reaped))
+
+
+@atexit.register
+def _kill_all() -> None:
+    for owner in list(_owners):
+        owner.kill_all()

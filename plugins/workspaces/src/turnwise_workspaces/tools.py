@@ -1,0 +1,216 @@
+"""The tools `shell`, `read_file`, `write_file` and `edit_file`, which share the workspace of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from turnwise import Resources, Task, ToolResult
+from turnwise.errors import InfrastructureError, ToolError
+from turnwise.types import ToolSchema
+from turnwise_workspaces.backends import build_backend
+from turnwise_workspaces.config import WorkspaceToolsConfig
+from turnwise_workspaces.owner import OwnedWorkspace, WorkspaceOwner
+from turnwise_workspaces.slots import Slots
+from turnwise_workspaces.workspace import Command, ExecResult, WorkspaceSpec
+
+_MAX_EDITED_BYTES: Final = 16 * 2**20
+Run = Callable[["WorkspaceUse", OwnedWorkspace, Mapping[str, Any]], Awaitable[ToolResult]]
+
+
+@define(eq=False)
+class WorkspaceUse:
+    """
+    What the tools of a run share: the options, and the owner of the workspaces of this process.
+
+    Attributes:
+        config: the options.
+        owner: starts and ends the workspaces.
+    """
+
+    config: WorkspaceToolsConfig
+    owner: WorkspaceOwner
+
+    def spec(self, task: Task | None = None) -> WorkspaceSpec:
+        """
+        Return the workspace of a task.
+
+        Raises:
+            InfrastructureError: the task's column of files has something else, which is not the model's doing.
+        """
+        config = self.config
+        files = {**config.files, **({} if task is None else self._files_of(task))}
+        return WorkspaceSpec(
+            image=config.image,
+            folder=config.folder,
+            files={path: text.encode(errors="surrogateescape") for path, text in files.items()},
+            environment=config.environment,
+            limits=config.limits,
+            boot_s=config.boot_s,
+        )
+
+    def _files_of(self, task: Task) -> Mapping[str, str]:
+        column = self.config.files_column
+        files = task.extra.get(column)
+        if files is None:
+            return {}
+        if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
+            place = f"task {task.uid!r} (row {task.sample_index}): column {column!r}"
+            raise InfrastructureError(f"{place}: expected a mapping of texts by path, got {files!r}")
+        return {str(path): text for path, text in files.items()}
+
+
+@frozen(eq=False)
+class WorkspaceTool:
+    """
+    A tool of the model.
+
+    Attributes:
+        schema: which the model sees.
+        use: the workspaces.
+        run: what a call does.
+    """
+
+    schema: ToolSchema
+    use: WorkspaceUse = field(repr=False)
+    run: Run
+
+    @property
+    def session_key(self) -> object:
+        """The tools of a run use one workspace in an episode."""
+        return self.use
+
+    async def create(self, task: Task) -> OwnedWorkspace:
+        """
+        Start the workspace of an episode.
+
+        Raises:
+            InfrastructureError: it does not start, or not within the time of the call: the model did nothing yet.
+        """
+        try:
+            return await self.use.owner.open(self.use.spec(task))
+        except asyncio.CancelledError as error:
+            raise InfrastructureError("the time of the call was over before the workspace had started") from error
+
+    async def execute(self, session: Any, arguments: Mapping[str, Any]) -> ToolResult:
+        return await self.run(self.use, session, arguments)
+
+    async def release(self, session: Any) -> None:
+        await self.use.owner.close(session)
+
+
+async def _shell(use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
+    config = use.config
+    command = Command(
+        argv=(config.shell, "-c", arguments["command"]),
+        timeout_s=config.command_s,
+        max_output_bytes=config.max_output_bytes,
+    )
+    result = await workspace.exec(command)
+    metrics = {"workspace_commands": 1.0, "workspace_wall_s": result.wall_s}
+    return ToolResult(text=describe_result(result, command), metrics=metrics, error=result.exit_code != 0)
+
+
+async def _read_file(use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
+    most = use.config.max_read_bytes
+    data = await workspace.read(arguments["path"], max_bytes=most + 1)
+    text = data[:most].decode(errors="replace")
+    return ToolResult(text=text + (f"\n[only the first {most} bytes]" if len(data) > most else ""))
+
+
+async def _write_file(_use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
+    data = _encoded(arguments["content"])
+    await workspace.write(arguments["path"], data)
+    return ToolResult(text=f"wrote {len(data)} bytes")
+
+
+async def _edit_file(_use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
+    path, old, new = arguments["path"], _encoded(arguments["old"]), _encoded(arguments["new"])
+    if not old:
+        raise ToolError("Error: 'old' is empty; give the text to replace")
+    data = await workspace.read(path, max_bytes=_MAX_EDITED_BYTES + 1)
+    if len(data) > _MAX_EDITED_BYTES:
+        raise ToolError(f"Error: {path!r} has more than {_MAX_EDITED_BYTES} bytes; edit it with a command")
+    count = data.count(old)
+    if count != 1:
+        found = f"is there {count} times; add lines around it" if count else "is not in the file"
+        raise ToolError(f"Error: nothing was changed: 'old' must be in {path!r} once, and it {found}")
+    await workspace.write(path, data.replace(old, new))
+    return ToolResult(text="replaced 1 place")
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ToolError(f"Error: the text has a character that no file can have, at place {error.start}") from error
+
+
+def describe_result(result: ExecResult, command: Command) -> str:
+    """Return what the model reads about a command: its output, and a line if it did not simply succeed."""
+    text = result.stdout.decode(errors="replace").rstrip("\n")
+    notes = []
+    if result.truncated:
+        notes.append(f"[only the first {command.max_output_bytes} bytes of the output]")
+    if result.timed_out:
+        notes.append(f"[killed after {command.timeout_s:g} s]")
+    elif result.limit:
+        notes.append(f"[killed: the workspace passed its limit of {result.limit}]")
+    elif result.exit_code:
+        notes.append(f"[exit code {result.exit_code}]")
+    return "\n".join(filter(None, [text, *notes])) or "(no output)"
+
+
+_PATH: Final = {"type": "string", "description": "Absolute, or relative to the working folder."}
+_TOOLS: Final[Mapping[str, tuple[Run, str, Mapping[str, Any]]]] = {
+    "shell": (
+        _shell,
+        "Run a command in the workspace and read its output. Files and background processes stay for the next call.",
+        {"command": {"type": "string", "description": "Text for the shell."}},
+    ),
+    "read_file": (_read_file, "Read a file of the workspace.", {"path": _PATH}),
+    "write_file": (
+        _write_file,
+        "Write a file of the workspace, and replace what it holds.",
+        {"path": _PATH, "content": {"type": "string", "description": "The whole new content."}},
+    ),
+    "edit_file": (
+        _edit_file,
+        "Replace a text in a file of the workspace; it must be there exactly once.",
+        {
+            "path": _PATH,
+            "old": {"type": "string", "description": "The text to replace."},
+            "new": {"type": "string", "description": "The text in its place."},
+        },
+    ),
+}
+
+
+def make_tools(config: WorkspaceToolsConfig, resources: Resources) -> tuple[WorkspaceTool, ...]:
+    """
+    Build the tools.
+
+    Raises:
+        ConfigError: the options do not fit the backend.
+        PluginError: the backend is unknown, or cannot be built.
+    """
+    slots = Slots(config.state_folder, config.max_workspaces, config.wait_s)
+    backend = build_backend(config.backend, resources)
+    owner = WorkspaceOwner(backend, slots, boot_tries=config.boot_tries, close_s=config.close_s)
+    use = WorkspaceUse(config, owner)
+    backend.check(use.spec())
+    return tuple(WorkspaceTool(_schema(name), use, _TOOLS[name][0]) for name in config.tools)
+
+
+def _schema(name: str) -> ToolSchema:
+    _, description, properties = _TOOLS[name]
+    parameters = {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}

@@ -97,5 +97,8 @@ from turnwise_testing.suites.parts import (
 from turnwise_testing.suites.parts import (
     WeightTransportSuite as WeightTransportSuite,
 )
+from turnwise_testing.suites.parts import (
+    WorkspaceSuite as WorkspaceSuite,
+)
 from turnwise_testing.suites.plugin import PluginSuite as PluginSuite
 from turnwise_testing.suites.wrapper import WrapperSuite as WrapperSuite

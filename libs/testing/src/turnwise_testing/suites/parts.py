@@ -246,3 +246,15 @@ class WeightTransportSuite(PartSuite):
     """The conformance suite of weight transports, both ends in one process; the fixture `probe` has the weights."""
 
     kind = "weight_transports"
+
+
+class WorkspaceSuite(PartSuite):
+    """
+    The conformance suite of backends of workspaces. May be overridden::
+
+        @pytest.fixture
+        def examples(self):
+            return (WorkspaceExample(spec=WorkspaceSpec(image="my-image"), leftovers=list_my_machines),)
+    """
+
+    kind = "workspaces"

@@ -1,0 +1,190 @@
+"""Backends of workspaces for tests: one in memory, which counts what is open, and faults around any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+from turnwise.errors import InfrastructureError
+from turnwise_workspaces import (
+    Capabilities,
+    Command,
+    ExecResult,
+    Orphan,
+    Workspace,
+    WorkspaceBackend,
+    WorkspaceFileError,
+    WorkspaceSpec,
+)
+from turnwise_workspaces.workspace import OnOutput
+
+
+@define(eq=False)
+class MemoryBackend:
+    """
+    Workspaces with files in memory, which run no command: each succeeds, and prints its arguments.
+
+    Attributes:
+        running: the ones that are not closed.
+        num_started: how many were.
+    """
+
+    running: set[MemoryWorkspace] = field(factory=set, init=False)
+    num_started: int = field(default=0, init=False)
+    capabilities = Capabilities()
+
+    def check(self, spec: WorkspaceSpec) -> None:
+        """Every specification is fulfilled."""
+
+    async def start(self, spec: WorkspaceSpec) -> Workspace:
+        await asyncio.sleep(0)
+        self.num_started += 1
+        workspace = MemoryWorkspace(self, dict(spec.files))
+        self.running.add(workspace)
+        return workspace
+
+    async def find_orphans(self) -> Sequence[Orphan]:
+        return ()
+
+    async def reap(self) -> Sequence[Orphan]:
+        return ()
+
+
+@define(eq=False)
+class MemoryWorkspace:
+    """A workspace of `MemoryBackend`."""
+
+    _backend: MemoryBackend
+    _files: dict[str, bytes]
+
+    async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
+        await asyncio.sleep(0)
+        self._check()
+        output = " ".join(command.argv).encode()[: command.max_output_bytes]
+        if on_output is not None:
+            on_output(output)
+        return ExecResult(exit_code=0, stdout=output)
+
+    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
+        self._check()
+        if path not in self._files:
+            raise WorkspaceFileError(f"Error: cannot read {path!r}: No such file or directory")
+        return self._files[path][offset : offset + max_bytes]
+
+    async def write(self, path: str, data: bytes) -> None:
+        self._check()
+        self._files[path] = data
+
+    async def end_processes(self) -> None:
+        self._check()
+
+    async def close(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self._backend.running.discard(self)
+
+    def _check(self) -> None:
+        if self not in self._backend.running:
+            raise InfrastructureError("the workspace has ended")
+
+
+@frozen(kw_only=True)
+class Faults:
+    """
+    Faults of a backend.
+
+    Attributes:
+        failing_starts: number of first starts that fail.
+        hanging_starts: number of first starts, after the failing ones, that do not end.
+        exec_hangs: commands do not end.
+        exec_loses: the workspace goes away during a command.
+        exec_raises: a command raises an error that no backend should.
+        close_fails: the end of a workspace fails, and leaves it running.
+        close_hangs: the end of a workspace does not end.
+    """
+
+    failing_starts: int = 0
+    hanging_starts: int = 0
+    exec_hangs: bool = False
+    exec_loses: bool = False
+    exec_raises: bool = False
+    close_fails: bool = False
+    close_hangs: bool = False
+
+
+@define(eq=False)
+class FaultyBackend:
+    """
+    A backend with faults around another one.
+
+    Attributes:
+        inner: starts the workspaces.
+        faults: of this one.
+        num_calls: calls of `start`.
+    """
+
+    inner: WorkspaceBackend
+    faults: Faults
+    num_calls: int = field(default=0, init=False)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def check(self, spec: WorkspaceSpec) -> None:
+        self.inner.check(spec)
+
+    async def start(self, spec: WorkspaceSpec) -> Workspace:
+        self.num_calls += 1
+        if self.num_calls <= self.faults.failing_starts:
+            raise InfrastructureError("no machine is free")
+        workspace = await self.inner.start(spec)
+        if self.num_calls <= self.faults.failing_starts + self.faults.hanging_starts:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await workspace.close()
+        return _FaultyWorkspace(workspace, self.faults)
+
+    async def find_orphans(self) -> Sequence[Orphan]:
+        return await self.inner.find_orphans()
+
+    async def reap(self) -> Sequence[Orphan]:
+        return await self.inner.reap()
+
+
+@define(eq=False)
+class _FaultyWorkspace:
+    _inner: Workspace
+    _faults: Faults
+
+    async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
+        if self._faults.exec_hangs:
+            await asyncio.Event().wait()
+        if self._faults.exec_raises:
+            raise RuntimeError("a mistake in a backend")
+        if self._faults.exec_loses:
+            await self._inner.close()
+        return await self._inner.exec(command, on_output)
+
+    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
+        return await self._inner.read(path, max_bytes=max_bytes, offset=offset)
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self._inner.write(path, data)
+
+    async def end_processes(self) -> None:
+        await self._inner.end_processes()
+
+    async def close(self) -> None:
+        if self._faults.close_hangs:
+            await asyncio.Event().wait()
+        if self._faults.close_fails:
+            raise OSError("the machine does not answer")
+        await self._inner.close()
+
+    def kill(self) -> None:
+        self._inner.kill()

@@ -1,0 +1,57 @@
+"""A container engine and an image for the tests, made of busybox without any registry."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+IMAGE: Final = "localhost/turnwise-test:busybox"
+ENGINE: Final = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
+RUN_OPTIONS: Final = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+BUSYBOX: Final = Path("/bin/busybox")
+
+
+@cache
+def why_no_containers() -> str:
+    """Return why the tests cannot run containers here; empty if they can, and then the image is there."""
+    missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
+    if missing or not BUSYBOX.is_file():
+        return "needs podman, runc and busybox-static"
+    if os.geteuid() != 0:
+        return "needs to run as root"
+    done = subprocess.run([*ENGINE, "import", "-", IMAGE], input=image_tar(), capture_output=True, check=False)
+    if done.returncode != 0:
+        return done.stderr.decode(errors="replace").strip() or "podman cannot import an image"
+    command = [*ENGINE, "run", "--rm", "--network", "none", *RUN_OPTIONS, IMAGE, "/bin/true"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or "podman runs no container"
+
+
+def image_tar() -> bytes:
+    """Return a root file system as a tar: busybox, a link to it for each of its programs, and folders."""
+    applets = subprocess.run([BUSYBOX, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for folder in ("bin", "dev", "etc", "proc", "sys", "tmp", "workspace"):
+            info = tarfile.TarInfo(folder)
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(info)
+        tar.add(BUSYBOX, "bin/busybox")
+        for applet in applets:
+            if applet != "busybox":
+                info = tarfile.TarInfo(f"bin/{applet}")
+                info.type, info.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(info)
+    return made.getvalue()
+
+
+def list_containers() -> list[str]:
+    """Return the containers of workspaces on this machine."""
+    command = [*ENGINE, "ps", "-a", "--filter", "label=turnwise-workspace", "--format", "{{.Names}}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -1,0 +1,113 @@
+"""Runs through the command line, whose model works in boxes."""
+
+from __future__ import annotations
+
+import pytest
+from agent_runs import answers, call, roll_out, write_run
+from boxes import why_no_boxes
+
+from turnwise_result_files import read_results
+from turnwise_testing.whole_runs.installation import install_plugin
+
+WORK = (
+    call("shell", command="cat task.txt; (while [ ! -e go ]; do sleep 0.05; done; echo went > seen) & echo started"),
+    call("edit_file", path="task.txt", old="two", new="2") + call("read_file", path="/etc/shadow"),
+    call("shell", command="touch go; while [ ! -s seen ]; do sleep 0.05; done; cat seen task.txt; exit 3"),
+    "Done.",
+)
+FAULTY = """
+from turnwise import hookimpl, Resources
+from turnwise_testing.probes.faulty_workspaces import Faults, FaultyBackend, MemoryBackend
+
+
+@hookimpl
+def register_workspaces(registry):
+    registry.add("faulty", lambda config, resources: FaultyBackend(MemoryBackend(), config), config=Faults)
+"""
+ECHO = (call("shell", command="echo"), "Done.")
+
+needs_boxes = pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
+
+
+def check_work(folder):
+    """Compare what the model read in two episodes with what its commands print."""
+    episodes = list(read_results(folder / "out"))
+    assert len(episodes) == 2
+    for episode in episodes:
+        number = episode.messages[0]["content"].removeprefix("Question ")
+        assert str(episode.status) == "completed", episode.fault
+        assert answers(episode) == [
+            f"one two {number}\nstarted",
+            "replaced 1 place",
+            "Error: cannot read '/etc/shadow': No such file or directory",
+            f"went\none 2 {number}\n[exit code 3]",
+        ]
+
+
+ROWS = [{"files": {"task.txt": f"one two {number}\n"}} for number in range(2)]
+
+
+@needs_boxes
+def test_an_agent_works_in_a_box(tmp_path):
+    """Each episode has its files, keeps its background processes between calls, and reads every result."""
+    write_run(tmp_path, WORK, {}, ROWS)
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    check_work(tmp_path)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@needs_boxes
+def test_an_agent_works_in_a_box_on_ray(tmp_path):
+    """Workers of Ray start boxes as a process does."""
+    write_run(tmp_path, WORK, {}, ROWS, runtime="ray")
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    check_work(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("faults", "deadlines", "status", "text"),
+    [
+        ({"failing_starts": 1}, {}, "completed", ""),
+        ({"failing_starts": 9}, {}, "failed", "a workspace did not start in 2 tries"),
+        ({"hanging_starts": 9}, {}, "failed", "it took more than 0.2 s"),
+        ({"hanging_starts": 9}, {"tool_call_s": 0.1}, "failed", "over before the workspace had started"),
+        ({"exec_loses": True}, {}, "failed", "the workspace is lost"),
+        ({"exec_raises": True}, {}, "failed", "a mistake in a backend"),
+        ({"close_fails": True}, {}, "completed", ""),
+        ({"close_hangs": True}, {}, "completed", ""),
+    ],
+)
+@pytest.mark.many_cases(3)
+def test_episodes_with_faults_end_in_order(faults, deadlines, status, text, tmp_path):
+    """A fault of the infrastructure fails the episode with this owner, and one at the end does not change it."""
+    install_plugin(tmp_path, "faulty_workspaces_plugin", FAULTY, entry="faulty_workspaces")
+    options = {"backend": {"name": "faulty", **faults}, "boot_s": 0.2, "close_s": 0.2}
+    write_run(tmp_path, ECHO, options, deadlines=deadlines)
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == (0 if status == "completed" else 1), done.stderr  # no episode is left
+    (episode,) = read_results(tmp_path / "out")
+    assert str(episode.status) == status, done.stderr
+    if status == "failed":
+        assert episode.fault is not None
+        assert (episode.fault.owner, text in str(episode.fault)) == ("infra", True), episode.fault
+
+
+def test_a_bad_backend_is_one_line(tmp_path):
+    """A name that no plugin has, and options that do not fit, stop the run before its first episode."""
+    for backend, text in (("bubblewrp", "did you mean 'bubblewrap'"), ({"name": "bubblewrap", "sise": 1}, "sise")):
+        write_run(tmp_path, ECHO, {"backend": backend})
+
+        done = roll_out(tmp_path)
+
+        assert done.returncode == 2
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr

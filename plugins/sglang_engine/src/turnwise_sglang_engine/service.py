@@ -1,9 +1,9 @@
 """
 Serves the frames of the engine in SGLang's process: requests, aborts, weight updates, sleep.
 
-It calls SGLang's tokenizer manager, always on one event loop, and handles three cases that SGLang does not: an abort
-that arrives before the request has reached the scheduler, an end-of-turn id of the model that the request did not name,
-and requests that arrive while weights change.
+It calls SGLang's tokenizer manager, always on one event loop, and handles four cases that SGLang does not: an abort
+that arrives before the request has reached the scheduler, or while its grammar is compiled; an end-of-turn id of the
+model that the request did not name; and requests that arrive while weights change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from attrs import define, field
@@ -24,6 +24,7 @@ from turnwise_sglang_engine.loading import check_shared_memory, make_tensors, ma
 from turnwise_sglang_engine.requests import FILTERED, GREEDY, PLAIN
 
 _DISPATCH_POLL_S = 0.001
+_ABORTED_IN_QUEUE: Final = "Aborted by AbortReq."
 
 
 class ServiceError(Exception):
@@ -206,9 +207,16 @@ class Service:
                 stream=turn.head["stream"],
             )
             output: dict[str, Any] = {}
-            async for output in self.manager.generate_request(request, None):
-                if turn.head["stream"] and (new := turn.take_new(output)):
-                    self.send({"id": turn.head["id"], "is_part": True}, np.array(new, np.int32))
+            try:
+                async for output in self.manager.generate_request(request, None):
+                    if turn.head["stream"] and (new := turn.take_new(output)):
+                        self.send({"id": turn.head["id"], "is_part": True}, np.array(new, np.int32))
+            except ValueError as error:
+                # SGLang has an error in place of an output for a request that is aborted while its grammar is compiled.
+                if not turn.aborted or str(error) != _ABORTED_IN_QUEUE:
+                    raise
+                turn.reason = "abort"
+                return
             turn.add(output)
 
     async def _abort(self, turn: Turn) -> None:

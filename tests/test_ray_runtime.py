@@ -111,7 +111,8 @@ def test_a_killed_worker_has_its_episodes_run_again(undisturbed, running):
     results = rollout_held(running, make_tasks(60), lambda: os.kill(victim, signal.SIGKILL))
 
     check_complete(results, make_tasks(60))
-    assert running.stats()["retried"] == retried + 30, "the worker had no half of the episodes"
+    # The less loaded worker gets the next episode, so on a busy machine one has more than half of them.
+    assert retried < running.stats()["retried"] < retried + 60, "the worker had none of the episodes, or all"
     assert ids_by_task(results) == undisturbed
     wait_for_replacement(workers, victim)
 

@@ -76,7 +76,7 @@ def options_of(engine: str, sampling: SamplingParams) -> dict[str, object]:
     """Return what an engine sends for some sampling parameters."""
     request = GenerateRequest(request_id="r", trajectory_id="r", token_ids=np.array([1], np.int32), sampling=sampling)
     if engine == "vllm":
-        return vllm_options(sampling, 5)
+        return vllm_options(request, 5)
     if engine == "sglang":
         return sglang_options(sampling, 5, 100, seeds=True)
     if engine == "verl":

@@ -32,6 +32,8 @@ SUMMED = {
     "note": "count: changes of a middleware",
     "f'sandbox_calls_in_tier_{int(result.tier)}'": "count",
     "'sandbox_wall_s'": "seconds of one call",
+    "'workspace_commands'": "count",
+    "'workspace_wall_s'": "seconds of one call",
     # Shares, each recorded once in an episode: `Session.close` describes the records at most once.
     "'gateway/auxiliary_share'": "once",
     "'gateway/untrained_share'": "once",

@@ -76,6 +76,7 @@ class ScriptedSession:
         self.transcript: list[DeliveredTurn] = []
         self.episode = SimpleNamespace(task=SimpleNamespace(uid="t"), global_step=3, rollout_n=0)
         self.book = SimpleNamespace(records=[])
+        self.others = SimpleNamespace(noted=[])
 
     async def answer(self, call: ModelCall) -> Reply:
         async with self.door.holding():

@@ -9,7 +9,7 @@ from turnwise_testing.checks.workspace import WorkspaceExample, WorkspaceProbe
 from turnwise_testing.probes.faulty_workspaces import Faults, FaultyBackend
 from turnwise_workspaces import WorkspaceSpec
 from turnwise_workspaces.bubblewrap import BubblewrapBackend
-from turnwise_workspaces.containers import ContainersConfig
+from turnwise_workspaces.config import ContainersConfig
 
 
 @pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())

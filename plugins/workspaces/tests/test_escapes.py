@@ -14,7 +14,8 @@ from boxes import why_no_boxes
 
 from turnwise import Resources
 from turnwise_workspaces import Command, Limits, WorkspaceFileError, WorkspaceSpec
-from turnwise_workspaces.bubblewrap import BubblewrapBackend, BubblewrapConfig
+from turnwise_workspaces.bubblewrap import BubblewrapBackend
+from turnwise_workspaces.config import BubblewrapConfig
 
 pytestmark = pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
 PYTHON = "/usr/bin/python3"

@@ -10,9 +10,7 @@ from __future__ import annotations
 from turnwise import Command as CommandLine
 from turnwise import HookSpecs, NoConfig, Registry, Resources, Tool, hookimpl
 from turnwise_workspaces import workspace
-from turnwise_workspaces.bubblewrap import BubblewrapBackend, BubblewrapConfig
-from turnwise_workspaces.config import WorkspaceToolsConfig
-from turnwise_workspaces.containers import ContainersBackend, ContainersConfig
+from turnwise_workspaces.config import BubblewrapConfig, ContainersConfig, WorkspaceToolsConfig
 from turnwise_workspaces.workspace import (
     Capabilities,
     Command,
@@ -40,6 +38,20 @@ __all__ = [
 ]
 
 
+def make_bubblewrap(config: BubblewrapConfig, resources: Resources) -> WorkspaceBackend:
+    """Build the backend of boxes."""
+    from turnwise_workspaces.bubblewrap import BubblewrapBackend
+
+    return BubblewrapBackend(config, resources)
+
+
+def make_containers(config: ContainersConfig, resources: Resources) -> WorkspaceBackend:
+    """Build the backend of containers."""
+    from turnwise_workspaces.containers import ContainersBackend
+
+    return ContainersBackend(config, resources)
+
+
 def make_tools(config: WorkspaceToolsConfig, resources: Resources) -> tuple[Tool, ...]:
     """Build the tools of a workspace; see `turnwise_workspaces.tools`."""
     from turnwise_workspaces.tools import make_tools
@@ -63,8 +75,8 @@ def add_hookspecs(specs: HookSpecs) -> None:
 @hookimpl
 def register_workspaces(registry: Registry[WorkspaceBackend]) -> None:
     """Register boxes, which need nothing but bubblewrap, and containers."""
-    registry.add("bubblewrap", BubblewrapBackend, config=BubblewrapConfig)
-    registry.add("containers", ContainersBackend, config=ContainersConfig)
+    registry.add("bubblewrap", make_bubblewrap, config=BubblewrapConfig)
+    registry.add("containers", make_containers, config=ContainersConfig)
 
 
 @hookimpl

@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 from turnwise import Resources
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_workspaces.box_channel import BoxChannel
+from turnwise_workspaces.config import BubblewrapConfig
 from turnwise_workspaces.ownership import LABEL, read_owner, this_process
 from turnwise_workspaces.workspace import (
     Capabilities,
@@ -57,20 +58,6 @@ _FIRST_UID: Final = 61000
 _NUM_UIDS: Final = 4096
 _FILE_S: Final = 30.0
 _numbers: Final = itertools.count()
-
-
-@frozen(kw_only=True)
-class BubblewrapConfig:
-    """
-    Options of the backend `bubblewrap`.
-
-    Attributes:
-        readable: more files and folders of this machine that boxes show, read-only, at the same place.
-        python: of the boxes' supervisor, at least 3.8, under /usr or `readable`; empty looks for one.
-    """
-
-    readable: tuple[str, ...] = ()
-    python: str = ""
 
 
 @frozen(eq=False)

@@ -1,4 +1,4 @@
-"""Options of the tools `workspace`."""
+"""Options of the tools `workspace`, and of the backends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from attrs import field, frozen, validators
 
@@ -68,3 +68,37 @@ class WorkspaceToolsConfig:
     def state_folder(self) -> Path:
         """The folder of the locks, with the default filled in."""
         return Path(self.state or f"{tempfile.gettempdir()}/turnwise-workspaces-{os.geteuid()}")
+
+
+@frozen(kw_only=True)
+class BubblewrapConfig:
+    """
+    Options of the backend `bubblewrap`.
+
+    Attributes:
+        readable: more files and folders of this machine that boxes show, read-only, at the same place.
+        python: of the boxes' supervisor, at least 3.8, under /usr or `readable`; empty looks for one.
+    """
+
+    readable: tuple[str, ...] = ()
+    python: str = ""
+
+
+@frozen(kw_only=True)
+class ContainersConfig:
+    """
+    Options of the backend `containers`.
+
+    Attributes:
+        command: of the engine, with its global options, such as `[podman, --runtime, runc]` or `[docker]`.
+        run_options: more options of `run`, such as `[--userns, auto]`.
+        disk: `tmpfs` puts the working folder and /tmp into memory, which bounds them, and makes the rest of the image
+            read-only: what the image has in these folders is hidden. `quota` uses the engine's `--storage-opt size=`,
+            which few file systems support. `none` sets no limit.
+    """
+
+    command: tuple[str, ...] = field(default=("podman",), validator=validators.min_len(1))
+    run_options: tuple[str, ...] = ()
+    disk: Literal["tmpfs", "quota", "none"] = field(
+        default="tmpfs", validator=validators.in_(("tmpfs", "quota", "none"))
+    )

@@ -8,12 +8,13 @@ import posixpath
 import signal
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
-from attrs import define, field, frozen, validators
+from attrs import define, field, frozen
 
 from turnwise import Resources
 from turnwise.errors import ConfigError, InfrastructureError
+from turnwise_workspaces.config import ContainersConfig
 from turnwise_workspaces.engine_command import (
     Collected,
     ask_engine,
@@ -60,26 +61,6 @@ _FILE_S: Final = 30.0
 _KILL_S: Final = 5.0
 _ENGINE_CODES: Final = frozenset({125, 126, 127, 137, 255})
 """Exit codes that a command has, or the engine itself when it cannot run one."""
-
-
-@frozen(kw_only=True)
-class ContainersConfig:
-    """
-    Options of the backend `containers`.
-
-    Attributes:
-        command: of the engine, with its global options, such as `[podman, --runtime, runc]` or `[docker]`.
-        run_options: more options of `run`, such as `[--userns, auto]`.
-        disk: `tmpfs` puts the working folder and /tmp into memory, which bounds them, and makes the rest of the image
-            read-only: what the image has in these folders is hidden. `quota` uses the engine's `--storage-opt size=`,
-            which few file systems support. `none` sets no limit.
-    """
-
-    command: tuple[str, ...] = field(default=("podman",), validator=validators.min_len(1))
-    run_options: tuple[str, ...] = ()
-    disk: Literal["tmpfs", "quota", "none"] = field(
-        default="tmpfs", validator=validators.in_(("tmpfs", "quota", "none"))
-    )
 
 
 @frozen(eq=False)

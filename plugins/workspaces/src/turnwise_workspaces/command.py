@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from typing import Any
 
@@ -31,6 +30,8 @@ class WorkspacesCommand:
         parser.add_argument("--options", default="{}", help="options of the backends, as JSON")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        import asyncio  # the list of commands is fast without it
+
         from turnwise.config.resolve import build_part
         from turnwise.plugin.host import load
 

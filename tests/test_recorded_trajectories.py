@@ -99,9 +99,10 @@ def write_run(folder: Path, kind: str) -> None:
 def digest(file: Path) -> str:
     """Return the SHA-256 of all columns of a file of trajectories but the times."""
     rows = pq.read_table(file).to_pylist()
-    # These columns came later: `lineage` is null in these runs, and the others differ in every run or runtime.
-    # `limit` says why an episode was truncated.
-    later, limit = {"lineage": None}, ("limit_name", "limit_value", "limit_reason")
+    # Some columns came later: `lineage` and the next two are empty in these runs, and the others differ in every run or
+    # runtime. `limit` says why an episode was truncated.
+    later = {"lineage": None, "outside_calls": [], "open_columns": None}
+    limit = ("limit_name", "limit_value", "limit_reason")
     chance = {*TIMES, *limit, "key", "worker", "replicas"}
     kept = [{k: v for k, v in row.items() if k not in chance and (k, v) not in later.items()} for row in rows]
     kept.sort(key=lambda row: (row["uid"], row["rollout_n"]))

@@ -12,7 +12,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -21,9 +21,11 @@ from attrs import define, evolve, field, frozen
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
 from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
+from turnwise.plugin.host import Host, load
 from turnwise.protocols import Agent, Chat, Episode, Resources, Reward, Tool
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.columns import build_columns
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
     Capabilities,
@@ -275,7 +277,10 @@ class AgentProbe:
         try:
             async with asyncio.timeout(self.timeout_s), asyncio.TaskGroup() as group:
                 services = EpisodeContext(
-                    engine=client, spawn=group.create_task, interaction=self.resources.interaction
+                    engine=client,
+                    spawn=group.create_task,
+                    interaction=self.resources.interaction,
+                    columns={} if reward is None else build_columns(_load_plugins(), self.resources),
                 )
                 episode = LiveEpisode(spec=spec, limits=limits or self.limits(), context=services)
                 if abort is not None:
@@ -297,6 +302,12 @@ class AgentProbe:
         engine = self.engine()
         await engine.start()
         return engine
+
+
+@cache
+def _load_plugins() -> Host:
+    # A reward may fill a column that its plugin declares.
+    return load()
 
 
 @frozen

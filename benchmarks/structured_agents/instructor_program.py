@@ -22,7 +22,7 @@ class calculator(BaseModel):  # noqa: N801 - the name of the tool that the model
     @field_validator("expression")
     @classmethod
     def check(cls, value: str) -> str:
-        """Refuse what is not one operation."""
+        """Refuse any text but one operation."""
         compute(value)
         return value
 

@@ -27,7 +27,7 @@ def configure_aider(home: Path) -> Command:
     """Return the command and the environment of aider, which edits by text and runs the test itself."""
     limits = {"max_input_tokens": TOKENS, "max_tokens": TOKENS, "max_output_tokens": 4096}
     known = home / "models.json"
-    # A local price list spares the requests for one; `litellm` without a file of its own would ask a server.
+    # A local price list spares the requests for one; without it `litellm` would ask a server.
     write(known, json.dumps({f"openai/{MODEL}": {**limits, "litellm_provider": "openai", "mode": "chat"}}))
     command = ["aider", "--model", f"openai/{MODEL}", "--model-metadata-file", str(known), "--edit-format", "diff"]
     command += ["--no-git", "--yes-always", "--no-check-update", "--no-show-release-notes", "--analytics-disable"]

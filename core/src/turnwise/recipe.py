@@ -1,4 +1,4 @@
-"""The plugins of a run, as plain data that every process can check against what it has."""
+"""The plugins of a run, as plain data that every process compares with its own plugins."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PAD = 9
 
 
 def test_rows_of_episodes_that_arrive_in_any_order():
-    """The batch is that of all results in the order of their numbers."""
+    """The rows are in the order of the results' numbers."""
     results = [episode(trajectory(), uid="a"), episode(uid="b"), episode(forked(), trajectory(), uid="c")]
     rows = collect_rows((number, results[number]) for number in (2, 0, 1))
     assert_same_batches(collate(results, pad_token_id=PAD), RolloutBatch.from_rows(rows, pad_token_id=PAD))

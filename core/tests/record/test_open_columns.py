@@ -87,7 +87,7 @@ def _plain(record: Trajectory):
 
 
 def assert_given(record: Trajectory, given_values) -> None:
-    """Each sampled token has what it was given, and every other one the fill."""
+    """Each sampled token has its given value, and every other one has the fill."""
     turns = is_in_turn(record.origins)
     for name, spec in record.columns.items():
         column = record.column(name)[len(record.column(name)) - record.num_response_tokens :]

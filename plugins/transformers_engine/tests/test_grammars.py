@@ -17,21 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason, GenerateRequest, Grammar, SamplingParams
-from turnwise_testing.inputs.schemas import random_schema
+from turnwise_testing.inputs.schemas import PERSON, random_schema
 from turnwise_testing.inputs.vocabularies import vocabulary_tokenizer
 from turnwise_testing.references.masked_model import masked_logprobs
 from turnwise_testing.references.reference_model import save_random_model
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-        "tags": {"type": "array", "items": {"enum": ["new", "old", "grün"]}, "maxItems": 3},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
 
 
 def grammar_of(schema):
@@ -169,7 +158,7 @@ def answer_schemas(serve, model, tokenizer, seeds, max_tokens):
 )
 def test_logprobs_are_of_the_masked_distribution(serve, tiny_model, tiny_tokenizer, tiny_reference, options):
     """They differ from a forward pass with a recomputed mask by less than 1e-5, beside requests without a grammar."""
-    requests = [request_of(number, tiny_tokenizer, grammar_of(SCHEMA), **options) for number in range(6)]
+    requests = [request_of(number, tiny_tokenizer, grammar_of(PERSON), **options) for number in range(6)]
 
     results = serve(tiny_model, lambda engine: ask_all(engine, requests))
 
@@ -185,13 +174,13 @@ def test_tokenizers(serve, grammar_model, make):
     """With tokenizers of all kinds replies fit their schema and have the right log-probabilities."""
     tokenizer = make()
     path = grammar_model(tokenizer)
-    grammar = grammar_of(SCHEMA)
+    grammar = grammar_of(PERSON)
     requests = [request_of(number, tokenizer, grammar) for number in range(4)]
 
     results = serve(path, lambda engine: ask_all(engine, requests))
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    ends = [check_reply(tokenizer, SCHEMA, grammar, *pair) for pair in zip(requests, results, strict=True)]
+    ends = [check_reply(tokenizer, PERSON, grammar, *pair) for pair in zip(requests, results, strict=True)]
     assert "stop" in ends
     for request, result in zip(requests, results, strict=True):
         assert (

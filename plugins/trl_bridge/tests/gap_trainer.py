@@ -1,4 +1,4 @@
-"""The trainer of `test_trl_grpo.py`, in a file of its own: TRL takes seconds to import."""
+"""The trainer of `test_trl_grpo.py`, in its own file: TRL takes seconds to import."""
 
 from turnwise_trl_bridge import TurnwiseGRPOTrainer
 

@@ -20,7 +20,6 @@ from turnwise.record.columns import TokenColumns, TokenRecord, is_in_turn, is_sa
 from turnwise.types import Array, GenerateResult
 
 _SAVED: Final = "open_columns"
-_TYPES: Final = {name: name for name in TYPES}
 
 
 def save_open(columns: TokenColumns, num_tokens: int) -> dict[str, Any]:
@@ -69,7 +68,9 @@ def encode(values: Array) -> dict[str, Any]:
 def decode(plain: Mapping[str, Any]) -> Array:
     """Return the values of `encode`; `TrajectoryError` when they are damaged."""
     try:
-        dtype, data = np.dtype(_TYPES[plain["dtype"]]), base64.b64decode(plain["data"], validate=True)
+        if plain["dtype"] not in TYPES:
+            raise TypeError(f"unknown type {plain['dtype']!r}")  # noqa: TRY301 - described below, as numpy's errors are
+        dtype, data = np.dtype(plain["dtype"]), base64.b64decode(plain["data"], validate=True)
         values: Array = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(plain["shape"])
     except (ValueError, TypeError, LookupError) as error:
         raise TrajectoryError(f"the values of a column are damaged: {error}") from error

@@ -180,7 +180,7 @@ class RunBuilder:
         """Build the agents that the config names, and the reward; their errors come now, and not with an episode."""
         for name in (self.config.agent.name, *self.config.agents):
             self.programs[name]
-        self.columns  # noqa: B018 - their errors come now, too
+        _ = self.columns  # built for its errors
 
     @cached_property
     def columns(self) -> dict[str, ColumnSpec]:

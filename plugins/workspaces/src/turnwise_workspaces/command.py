@@ -17,7 +17,7 @@ from turnwise_workspaces.workspace import Orphan, WorkspaceBackend
 class WorkspacesCommand:
     """Finds and removes what killed runs have left on this machine."""
 
-    help = "find or remove what killed runs left"
+    help = "find or remove the leftovers of killed runs"
 
     def __init__(self, config: NoConfig, resources: Resources) -> None:
         """All options are on the command line."""
@@ -25,7 +25,7 @@ class WorkspacesCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = "Examples:\n  turnwise workspaces find\n  turnwise workspaces reap --backend bubblewrap"
-        parser.add_argument("action", choices=["find", "reap"], help="list what is left, or remove it")
+        parser.add_argument("action", choices=["find", "reap"], help="list the leftovers, or remove them")
         parser.add_argument("--backend", action="append", help="only this one; default: all")
         parser.add_argument("--options", default="{}", help="options of the backends, as JSON")
 

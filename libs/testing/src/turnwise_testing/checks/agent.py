@@ -167,7 +167,7 @@ async def check_engine_failure_is_the_engines(probe: AgentProbe) -> None:
 @_check
 async def check_abort_keeps_what_was_sampled(probe: AgentProbe) -> None:
     """An aborted episode ends soon, as aborted, with the tokens that it had."""
-    # An agent in a process of its own may need seconds for its first request, so the last abort waits for that.
+    # An agent in its own process may need seconds for its first request, so the last abort waits for that.
     for abort in (Abort(0.0), Abort(0.05), Abort(0.6, in_turn=True)):
         engine = probe.slow_engine(turn_s=_SLOW_TURN_S)
         await engine.start()

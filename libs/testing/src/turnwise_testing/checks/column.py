@@ -214,19 +214,21 @@ def _runs(record: Trajectory) -> list[tuple[int, int]]:
     return [(start - prompt, stop - prompt) for start, stop in record.turns()]
 
 
+def _answer(spec: ColumnSpec, values: Values, reason: FinishReason) -> GenerateResult:
+    """Return an engine's answer whose tokens have the values."""
+    count = len(values)
+    return GenerateResult(
+        token_ids=range(count), logprobs=[-0.5] * count, finish_reason=reason, columns={spec.name: values}
+    )
+
+
 @_check
 def check_wire(probe: ColumnProbe) -> None:
     """Answers of replicas and episodes of workers arrive unchanged."""
 
     def run(spec: ColumnSpec, record: Trajectory) -> None:
         values = _column(record, spec)[-3:]
-        count = len(values)
-        answer = GenerateResult(
-            token_ids=range(count),
-            logprobs=[-0.5] * count,
-            finish_reason=FinishReason.STOP,
-            columns={spec.name: values},
-        )
+        answer = _answer(spec, values, FinishReason.STOP)
         packed = pack_results([("a", answer), ("b", evolve(answer, columns=None))], load=ReplicaLoad())
         first, second = unpack_results(pickle.loads(pickle.dumps(packed)))
         _expect_same(np.asarray((first[1].columns or {})[spec.name]), values, "of an answer on the wire")
@@ -246,12 +248,7 @@ def check_resume(probe: ColumnProbe) -> None:
 
     def run(spec: ColumnSpec, record: Trajectory) -> None:
         values = _column(record, spec)[-2:]
-        cut = GenerateResult(
-            token_ids=range(len(values)),
-            logprobs=[-0.5] * len(values),
-            finish_reason=FinishReason.ABORT,
-            columns={spec.name: values},
-        )
+        cut = _answer(spec, values, FinishReason.ABORT)
         position = (1, len(record), -1, len(record))
         task = Task(messages=({"role": "user", "content": "hi"},), uid="t")
         episode = UnfinishedEpisode(

@@ -7,6 +7,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 Schema = dict[str, Any]
+PERSON: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "grün"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+"""An object with a text, a number and a list."""
 
 _WORDS: Final = ("name", "age", "city", "tags", "kind", "left", "right", "note", "score", "id")
 _PATTERNS: Final = ("^[a-z]{1,6}$", "^[A-Z][0-9]{2,4}$", "[0-9]+", "^(yes|no|maybe)$", "^\\d{4}-\\d{2}$")

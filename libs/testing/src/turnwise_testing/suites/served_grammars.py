@@ -18,21 +18,11 @@ from turnwise.errors import EngineError
 from turnwise.protocols import Engine
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, Grammar
 from turnwise_testing.engines.scenarios import generate_together
-from turnwise_testing.inputs.schemas import Schema, random_schema
+from turnwise_testing.inputs.schemas import PERSON, Schema, random_schema
 from turnwise_testing.references.masked_model import masked_logprobs
 from turnwise_testing.references.reference_model import TransformersReference
 from turnwise_testing.suites.served_model import numbered_request
 
-PERSON: Schema = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-        "tags": {"type": "array", "items": {"enum": ["new", "old", "grün"]}, "maxItems": 3},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
 _TOP_P_ROUNDING = 1e-5
 _AT_ONCE = 32
 

@@ -46,6 +46,8 @@ def register_rewards(registry):
     registry.add("raises", lambda config, resources: Raises())
 """
 MCP_SERVER: Final = f"import sys\nprint({HOSTILE!r}, file=sys.stderr)\nsys.exit(3)\n"
+ENGINE: Final = f"import socket\nprint({HOSTILE!r} + '\\t' + socket.gethostname() + '/gone/1/1')\n"
+"""Lists a container whose owner is gone."""
 PRINTS: Final = f"print({HOSTILE!r})\nraise ValueError({HOSTILE!r})\n"
 
 
@@ -62,6 +64,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "own.py").write_text(f"raise ValueError({HOSTILE!r})\n")
     (folder / "server.py").write_text(MCP_SERVER)
     (folder / "program.py").write_text(PRINTS)
+    (folder / "engine.py").write_text(ENGINE)
     for name in ("rows.jsonl", "bad.jsonl"):
         (folder / name).write_text(json.dumps({HOSTILE: HOSTILE}) + "\n")
     task = Task(messages=[{"role": "user", "content": HOSTILE}], uid=HOSTILE, data_source=HOSTILE)
@@ -125,6 +128,15 @@ CASES: Final[dict[str, list[list[str]]]] = {
     "train": [["train", "key.yaml", "--out", "out"], ["train", "--resume", HOSTILE]],
     "trl": [["trl", "key.yaml", "--out", "x"], ["trl", HOSTILE, "--out", "x"]],
     "view": [["view", HOSTILE], ["view", "bad.jsonl", "--export", "x.html"], ["view", "run", "--export", OUT]],
+    "workspaces": [
+        ["workspaces", HOSTILE],
+        ["workspaces", "find", "--backend", HOSTILE],
+        ["workspaces", "find", "--options", HOSTILE],
+        *(
+            ["workspaces", "find", "--backend", "containers", "--options", json.dumps({"command": ["python", program]})]
+            for program in ("engine.py", "server.py", HOSTILE)
+        ),
+    ],
 }
 """Command lines of each command, in the folder of `place`."""
 

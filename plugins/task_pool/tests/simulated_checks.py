@@ -40,7 +40,9 @@ def check(result: EpisodeResult, all_attempts: Sequence[Attempt], handed: Mappin
     if result.status is Status.TIMED_OUT:
         raise AssertionError(f"hangs: nothing but its deadline ended the episode: {reason}")
     # The newest, because no lease follows an accepted end; an agent may have died before it read the response.
-    last = next((attempt for attempt in reversed(attempts) if attempt.is_ending), None)
+    # The fence decides: an agent may read the response with an older lease after another agent got a newer one.
+    ending = [attempt for attempt in reversed(attempts) if attempt.is_ending]
+    last = max(ending, key=lambda attempt: attempt.fence, default=None)
     if last is None:
         if result.status is Status.COMPLETED:
             raise AssertionError("status: an episode is completed without an end by its agent")

@@ -69,6 +69,7 @@ class Attempt:
         uid: of the task.
         session: name of the session.
         kind: of the scores: `none`, `session`, `records` or `turns`.
+        fence: of its lease; a newer lease has a larger one.
         reads: replies that clients have read.
         required: replies that they had read before the agent reported its end.
         scores: accepted scores by the mark of the turn, or under an empty mark for the session.
@@ -82,6 +83,7 @@ class Attempt:
     uid: str
     session: str
     kind: str = "none"
+    fence: int = 0
     reads: list[Read] = field(factory=list)
     required: list[Read] = field(factory=list)
     scores: dict[str, float] = field(factory=dict)

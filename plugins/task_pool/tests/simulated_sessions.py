@@ -170,24 +170,25 @@ class World:
 
     async def _run_lease(self, control: Control, leased: dict[str, Any]) -> None:
         uid = leased["task"]["uid"]
-        attempt = Attempt(uid, leased["lease"]["id"], self.kind_of(uid))
+        lease = leased["lease"]
+        attempt = Attempt(uid, lease["id"], self.kind_of(uid), lease["fence"])
         self.attempts.append(attempt)
         access = leased["session"]
         player = Player(self.network, attempt, access["openai_base_url"], access["api_key"], control)
         if not self.network.draws(0.3):
-            await self._finish(control, leased, player)
+            await self._finish(control, player)
             return
         attempt.is_altered = True
-        task = self.spawn(self._finish(control, leased, player))
+        task = self.spawn(self._finish(control, player))
         await asyncio.wait([task], timeout=self.network.delay(3.0))
         if self.network.draws(0.4):  # the agent reports that it fails
             task.cancel()
-            fence = leased["lease"]["fence"]
-            await control.send(f"/leases/{attempt.session}/fail", {"fence": fence, "reason": "lost", "owner": "infra"})
+            report = {"fence": attempt.fence, "reason": "lost", "owner": "infra"}
+            await control.send(f"/leases/{attempt.session}/fail", report)
         elif self.network.draws(0.5):  # it dies; else it continues, and reports late
             task.cancel()
 
-    async def _finish(self, control: Control, leased: dict[str, Any], player: Player) -> None:
+    async def _finish(self, control: Control, player: Player) -> None:
         attempt = player.attempt
         await self.play(player)
         reads = list(attempt.reads)
@@ -202,8 +203,7 @@ class World:
             await player.score_session()
             attempt.is_completed = "" in attempt.scores
         else:
-            body = {"fence": leased["lease"]["fence"]}
-            response = await control.send(f"/leases/{attempt.session}/complete", body)
+            response = await control.send(f"/leases/{attempt.session}/complete", {"fence": attempt.fence})
             attempt.is_completed = response.status == 200
 
     def kind_of(self, uid: str) -> str:

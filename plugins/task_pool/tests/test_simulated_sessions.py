@@ -29,6 +29,12 @@ def test_every_episode_ends(seed):
     run(range(seed, seed + 1))
 
 
+@pytest.mark.many_cases(1)
+def test_late_response_of_an_older_lease():
+    """An agent reads the response with its dead lease after another agent got the next one."""
+    run(range(1510673181, 1510673182))
+
+
 @pytest.mark.slow
 def test_sessions_under_many_random_orders():
     """The same for hundreds of other orders."""

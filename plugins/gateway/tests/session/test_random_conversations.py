@@ -1,14 +1,19 @@
 """Properties of sessions over random agents: retries, edits, compaction, branches, cuts, calls at once."""
 
+import asyncio
+import gc
 import random
+from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_agents import ACTIONS, RandomAgent, check_trained_once
-from session_scenarios import Sessions
+from session_scenarios import Sessions, make_call, user
 
 from turnwise import Status
+from turnwise_gateway.calls import CallRefusedError
 
 SEEDS = st.integers(0, 2**32)
 PLANS = st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=14)
@@ -79,3 +84,58 @@ def test_template_history_trains_once_too(seed, actions):
 
     assert done.result.status in (Status.COMPLETED, Status.TRUNCATED)
     check_trained_once(done, agent)
+
+
+@settings(max_examples=30)
+@given(seed=SEEDS, actions=PLANS, finishes=st.booleans())
+@example(seed=0, actions=list(ACTIONS), finishes=False)
+def test_closed_sessions_need_no_garbage_collection(seed, actions, finishes):
+    """Reference counts free a closed session: else all calls would wait while a collection finds the old ones."""
+    with expecting_no_garbage():
+        check_random_agent(seed, actions, finish_left_calls=finishes)
+
+
+async def call_after_a_refusal(session):
+    (await session.answer(make_call(user("Add.")))).confirm()
+    with pytest.raises(CallRefusedError):
+        await session.answer(make_call(user("Once more.")))
+
+
+async def leave_calls(session):
+    """Leave one call while it is sampled, and one with its turn."""
+    call = asyncio.ensure_future(session.answer(make_call(user("Add."))))
+    await session.changed.wait()
+    call.cancel()
+    (await session.answer(make_call(user("Once more.")))).release()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [
+        pytest.param(call_after_a_refusal, {"max_calls": 1}, id="the last call is refused"),
+        pytest.param(leave_calls, {}, id="calls are left"),
+        pytest.param(leave_calls, {"finish_left_calls": True}, id="left calls are sampled to their end"),
+    ],
+)
+def test_odd_ends_need_no_garbage_collection(scenario, options):
+    with expecting_no_garbage():
+        Sessions().run(scenario, **options)
+
+
+@contextmanager
+def expecting_no_garbage():
+    """Fail if the block leaves objects of the gateway that only a garbage collection frees."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kinds = Counter(
+            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("turnwise_gateway.")
+        )
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert Counter() == kinds

@@ -69,6 +69,10 @@ class TurnAnswer:
         return first
 
 
+def do_nothing(*_: object) -> None:
+    """Stand in for a method of an object that has ended."""
+
+
 @define(eq=False)
 class SharedCall:
     """
@@ -84,8 +88,8 @@ class SharedCall:
 
     number: int
     outcome: asyncio.Future[SampledTurn]
-    cancel: Callable[[], object] = lambda: None
-    leave: Callable[[], object] = lambda: None
+    cancel: Callable[[], object] = do_nothing
+    leave: Callable[[], object] = do_nothing
     num_waiting: int = 0
     partial_replies: list[PartialReply] = field(factory=list)
     _joined: asyncio.Event = field(factory=asyncio.Event, init=False)
@@ -128,6 +132,11 @@ class SharedCall:
         turn.num_answers += self.num_waiting
         turn.number = self.number
         self.outcome.set_result(turn)
+
+    def end(self, error: Exception) -> None:
+        """Take note that the sampling has ended, with an error if there is no turn."""
+        self.fail(error)
+        self.cancel = self.leave = do_nothing  # they refer to this call
 
     def fail(self, error: Exception) -> None:
         """Raise an error in all requests that wait."""

@@ -7,11 +7,17 @@ from typing import Final
 
 from attrs import define, field
 
+from turnwise import Episode
 from turnwise_gateway.calls import ModelCall
 from turnwise_gateway.session.grammars import is_constrained
 
 _MAX_NAMES: Final = 64
 """Names that are counted one by one; a client may invent any number, and each is a metric of the episode."""
+
+
+def count_metric(episode: Episode, name: str, number: float = 1) -> None:
+    """Add to a metric of the gateway in an episode."""
+    episode.record_metric(f"gateway/{name}", number)
 
 
 @define(eq=False)

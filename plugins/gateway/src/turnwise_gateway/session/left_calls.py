@@ -37,11 +37,13 @@ class LeftCalls:
         finishes: whether their sampling continues.
         door: of the session; its listeners are told.
         count: adds to a metric of the session.
+        ending: samplings that were told to end, and have not ended yet.
     """
 
     finishes: bool
     door: SessionDoor
     count: Callable[[str, float], None]
+    ending: set[asyncio.Task[None]] = field(factory=set, init=False)
     _sampling: dict[SharedCall, asyncio.Future[None]] = field(factory=dict, init=False)
 
     def leave(self, call: ModelCall, shared: SharedCall, record: OpenRecord) -> None:
@@ -56,6 +58,13 @@ class LeftCalls:
             call.outlive(sampling)
         context = record.trajectory.input_ids
         self.door.tell(lambda each: each.on_kept(shared.number, context))
+
+    def end(self, task: asyncio.Task[None]) -> None:
+        """End the sampling of a call, in a task."""
+        self.ending.add(task)
+        task.add_done_callback(self.ending.discard)
+        if not task.cancelling():  # a second time would keep the first from hearing what was sampled
+            task.cancel()
 
     async def wait_for_request(self, shared: SharedCall, result: GenerateResult) -> None:
         """Keep the result of a call until a request waits for it."""

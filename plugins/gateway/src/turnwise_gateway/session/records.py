@@ -26,7 +26,7 @@ from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.rendering import Rendering
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import ReadCalls, Split, is_plain, normalise, split_think, tools_key
-from turnwise_gateway.tree.places import ConversationNode, ConversationTree, Match, last_turn
+from turnwise_gateway.tree.places import ConversationNode, ConversationTree, Match, last_turn, messages_between
 
 _NO_TOOLS: Final = tools_key(())
 
@@ -265,6 +265,11 @@ class SessionRecords:
             ResumePoint(record, record.last_node, trajectory.mark(), len(trajectory), record.num_turns)
         )
 
+    def forget_conversations(self) -> None:
+        """Forget the conversations; the records stay."""
+        for tree in self._trees.values():
+            tree.forget()
+
     def name_call(self, call_id: str, tool: str) -> None:
         """Remember the tool of a call, for templates that show it with the result."""
         self._tool_names[call_id] = tool
@@ -293,7 +298,7 @@ class SessionRecords:
         if turn is None:
             follows = bool(place.points and location.rest and location.rest[0]["role"] == "assistant")
             return Choice(None, (), none, "foreign_turn" if follows else "")
-        messages = (*_between(turn, place), *location.rest)
+        messages = (*messages_between(turn, place), *location.rest)
         if any(message["role"] == "assistant" for message in messages):
             return Choice(None, (), none, "foreign_turn")
         if not turn.points or not messages:
@@ -384,15 +389,6 @@ def _rank(place: ConversationNode[ResumePoint]) -> int:
     turn = last_turn(place)
     points = place.points or (turn.points if turn else [])
     return 0 if any(point.record.ends_at(point) for point in points) else 1 if points else 2
-
-
-def _between(turn: ConversationNode[ResumePoint], place: ConversationNode[ResumePoint]) -> list[Message]:
-    """Return the messages after a turn up to a later place."""
-    messages: list[Message] = []
-    while place is not turn and place.parent is not None:
-        messages.append(place.message)
-        place = place.parent
-    return messages[::-1]
 
 
 def _context_full(num_tokens: int, max_tokens: int) -> CallRefusedError:

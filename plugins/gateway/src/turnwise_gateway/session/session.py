@@ -15,10 +15,10 @@ from turnwise.errors import EpisodeEnd
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall
 from turnwise_gateway.limits import CallLimits
-from turnwise_gateway.session.call_ids import CallIds, TurnCallIds
-from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
+from turnwise_gateway.session.call_ids import CallIds
+from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer, do_nothing
 from turnwise_gateway.session.door import SessionDoor
-from turnwise_gateway.session.field_counter import FieldCounter
+from turnwise_gateway.session.field_counter import FieldCounter, count_metric
 from turnwise_gateway.session.left_calls import LeftCalls
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import UNTRAINED
@@ -81,17 +81,18 @@ class Session:
     _is_closed: bool = field(default=False, init=False)
     _is_over: bool = field(default=False, init=False)
     _rendering: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _count: Callable[..., None] = field(init=False)
     _fields: FieldCounter = field(init=False)
     _num_turns: int = field(default=0, init=False)
     _kept: KeptTurns = field(factory=KeptTurns, init=False)
     _left: LeftCalls = field(init=False)
-    _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
     _sampler: TurnSampler = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         parts = self.parts
         self.limits = CallLimits.of_context(self.episode.max_tokens)
         self.door = SessionDoor(self.fail, self.changed)
+        self._count = partial(count_metric, self.episode)
         self.others = ForwardedCalls(parts.options, self.door, self.episode, self._admit, self._count)
         self._left = LeftCalls(parts.options.finish_left_calls, self.door, self._count)
         self._ids = CallIds(parts.chat)
@@ -204,7 +205,16 @@ class Session:
         train = self.parts.options.train if is_trained else UNTRAINED
         describe_records(self.episode, self.book.records, train)
         self.door.tell(lambda each: each.on_close(is_trained=is_trained))
+        self._break_circles()
         return True
+
+    def _break_circles(self) -> None:
+        """Let the memory of a closed session be free without a garbage collection, for which all calls would wait."""
+        self.book.forget_conversations()
+        self.door.fail = self._tools.fail = do_nothing  # nobody reads the error of a closed session
+        self.others.admit = self.door.check_open
+        for refusal in filter(None, (self.exhausted, self.refused)):
+            refusal.__traceback__ = None  # its frames refer to the session
 
     async def _take_call(self, call: ModelCall, number: int) -> SampledTurn:
         with self.door.inside():
@@ -238,8 +248,8 @@ class Session:
                 kept.num_answers += 1
                 self._count("redelivered")
                 return kept
-            if self._leaving:  # a retry may come before the engine has given up the first request
-                await asyncio.wait(self._leaving)
+            if self._left.ending:  # a retry may come before the engine has given up the first request
+                await asyncio.wait(self._left.ending)
                 self._check(call)
                 continue  # another request with its key may have started in the meantime
             try:
@@ -304,16 +314,14 @@ class Session:
     def _cut(self, call: ModelCall, shared: SharedCall, task: asyncio.Task[None]) -> None:
         """End the sampling of a call."""
         self._kept.remove_call(call, shared)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-        if not task.cancelling():  # a second time would keep the first from hearing what was sampled
-            task.cancel()
+        self._left.end(task)
 
     async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall) -> None:
         """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call unprepared."""
         self._num_turns += 1
         provenance = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
-        ids = self._begin_ids(record, asked)
+        name = record.name + (f"+{provenance['record']}" if record.parent else "")
+        ids = self._ids.begin_turn(asked.messages, record_name=name, turn=record.num_turns + 1)
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), provenance, ids.name_call)
         try:
             result = await self._sampler.sample(call, record, head, shared.partial_replies)
@@ -337,13 +345,9 @@ class Session:
                 ids.release()
             self._end_sampling(call, record, shared)
 
-    def _begin_ids(self, record: OpenRecord, asked: ModelCall) -> TurnCallIds:
-        name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
-        return self._ids.begin_turn(asked.messages, record_name=name, turn=record.num_turns + 1)
-
     def _end_sampling(self, call: ModelCall, record: OpenRecord, shared: SharedCall) -> None:
         """Free the record of a call whose sampling has ended, and refuse the requests that still wait for a turn."""
-        shared.fail(CallRefusedError("session_closed", "the session is over"))
+        shared.end(CallRefusedError("session_closed", "the session is over"))
         record.is_sampling = False
         self._left.remove(shared)
         self._kept.remove_call(call, shared)
@@ -392,6 +396,3 @@ class Session:
         self.book.tree(turn.call.model).remove_turn(turn.place)
         self._count("left_calls")
         self._left.count_part(turn.result)
-
-    def _count(self, name: str, number: float = 1) -> None:
-        self.episode.record_metric(f"gateway/{name}", number)

@@ -272,6 +272,17 @@ class ConversationTree(Generic[T]):
             self._trails.keep(trail.tools, trail.messages, trail.place)
         return needed
 
+    def forget(self) -> None:
+        """Forget all conversations: each place refers to its parent, which refers to it."""
+        places = list(self._roots.values())
+        while places:
+            place = places.pop()
+            places += place.children
+            place.children, place.points = [], []
+        self._roots.clear()
+        self._owners.clear()
+        self._forget_trails()
+
     def _forget_trails(self) -> None:
         self._trails.clear()
         self._num_forks += 1
@@ -360,9 +371,7 @@ class ConversationTree(Generic[T]):
 def without_empty(messages: Iterable[Message], split: Split = split_think) -> tuple[tuple[Message, ...], int]:
     """Return messages without empty assistant messages, and the number of those."""
     given = tuple(messages)
-    kept = tuple(
-        message for message in given if message["role"] != "assistant" or not normalise(message, split).is_empty_turn
-    )
+    kept = tuple(each for each in given if each["role"] != "assistant" or not normalise(each, split).is_empty_turn)
     return kept, len(given) - len(kept)
 
 
@@ -371,6 +380,15 @@ def last_turn(place: ConversationNode[T] | None) -> ConversationNode[T] | None:
     while place is not None and not place.is_turn:
         place = place.parent
     return place
+
+
+def messages_between(turn: ConversationNode[T], place: ConversationNode[T]) -> list[Message]:
+    """Return the messages after a turn up to a later place."""
+    messages: list[Message] = []
+    while place is not turn and place.parent is not None:
+        messages.append(place.message)
+        place = place.parent
+    return messages[::-1]
 
 
 def _call_ids(messages: Sequence[Message]) -> Iterable[str]:

@@ -40,12 +40,13 @@ class Clients:
     Attributes:
         process: of the agents.
         num_bytes: size of each request of the last conversation.
-        seconds: from each request to the end of its response, of all conversations.
+        calls: start of each request on the clock of the agents, and seconds to the end of its response, of all
+            conversations.
     """
 
     process: subprocess.Popen[str]
     num_bytes: list[int] = field(factory=list)
-    seconds: list[float] = field(factory=list)
+    calls: list[tuple[float, float]] = field(factory=list)
     _ended: dict[str, asyncio.Future[None]] = field(factory=dict)
     _reading: asyncio.Future[None] | None = None
 
@@ -86,7 +87,7 @@ class Clients:
         for line in self.process.stdout:
             found = json.loads(line)
             self.num_bytes = found["bytes"]
-            self.seconds += found["seconds"]
+            self.calls += map(tuple, found["calls"])
             loop.call_soon_threadsafe(self._ended.pop(found["uid"]).set_result, None)
 
 
@@ -115,10 +116,10 @@ def build_manager(
 
 
 async def converse(job: dict[str, Any], workload: Workload, session: Any, pause_s: float, more: dict[str, str]) -> None:
-    """Hold one conversation; its seconds are left out if it has further fields in each request."""
+    """Hold one conversation; its calls are left out if it has further fields in each request."""
     messages = list(job["messages"])
     headers = {"Authorization": f"Bearer {job['key']}", "Content-Type": "application/json"}
-    num_bytes, seconds = [], []
+    num_bytes, calls = [], []
     while True:
         body = json.dumps({"model": "policy", "messages": messages, "tools": schemas(NUM_TOOLS), **more}).encode()
         if pause_s:
@@ -127,17 +128,17 @@ async def converse(job: dict[str, Any], workload: Workload, session: Any, pause_
         async with session.post(f"{job['url']}/chat/completions", data=body, headers=headers) as response:
             response.raise_for_status()
             text = await response.read()
-        seconds.append(time.perf_counter() - started)
+        calls.append((started, time.perf_counter() - started))
         num_bytes.append(len(body))
         message = json.loads(text)["choices"][0]["message"]
         messages.append(message)
-        calls = message.get("tool_calls") or []
-        if not calls:
+        tool_calls = message.get("tool_calls") or []
+        if not tool_calls:
             break
-        for call in calls:
+        for call in tool_calls:
             result = workload.reply(json.loads(call["function"]["arguments"])["key"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-    print(json.dumps({"uid": job["uid"], "bytes": num_bytes, "seconds": [] if more else seconds}), flush=True)
+    print(json.dumps({"uid": job["uid"], "bytes": num_bytes, "calls": [] if more else calls}), flush=True)
 
 
 async def run_clients(reply_chars: int, pause_s: float, padding: int) -> None:

@@ -8,7 +8,8 @@ each. Latency is measured by agents in another process, from the request to the 
 at once. The agents pause at random, so that all together make about `--rate` calls in a second. Bodies have 4 to 12 KB.
 
 The calls are measured with the objects of the start as they are, and frozen as `turnwise gateway serve` does it, in
-turns; and once more beside an agent that calls without a pause, with bodies of `--large` MB. A round takes a minute.
+turns; and once more beside an agent that calls without a pause, with bodies of `--large` MB. Calls of the first seconds
+do not count: all sessions open at once there, as no service does it. A round takes three minutes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import math
 import statistics
 import time
 from collections import Counter
@@ -35,6 +37,9 @@ from turnwise.collector import freeze_start
 from turnwise.events.logging import configure_logging
 
 MEGABYTE = 1024 * 1024
+TURNS = 4
+STEADY_S = 10.0
+"""Seconds of a run that count."""
 
 
 def read_memory() -> float:
@@ -151,14 +156,23 @@ class Latency:
     Calls of one kind of run, over all rounds.
 
     Attributes:
-        seconds: of each call.
+        seconds: of each call in the steady state.
+        spans: seconds from the first to the last of these calls, of each run.
         full: milliseconds of each full collection.
         young: of the longest other collection.
     """
 
     seconds: list[float] = field(factory=list)
+    spans: list[float] = field(factory=list)
     full: list[float] = field(factory=list)
     young: float = 0.0
+
+    def add(self, calls: list[tuple[float, float]], skipped_s: float) -> None:
+        """Add the calls of a run, by start and seconds, without those of its first seconds."""
+        first = min(started for started, _ in calls)
+        steady = [(started, seconds) for started, seconds in calls if started - first > skipped_s]
+        self.seconds += [seconds for _, seconds in steady]
+        self.spans.append(max(started for started, _ in steady) - first - skipped_s)
 
     def describe(self) -> str:
         """Return one line of figures, in milliseconds."""
@@ -167,7 +181,7 @@ class Latency:
         return (
             f"p50 {1e3 * cuts[49]:.1f}, p99 {1e3 * cuts[98]:.1f}, longest call {1e3 * max(self.seconds):.0f}, "
             f"{len(self.full)} full collections, the longest {longest}; the longest other {self.young:.1f}; "
-            f"{len(self.seconds)} calls"
+            f"{len(self.seconds)} calls, {len(self.seconds) / sum(self.spans):.0f} in a second"
         )
 
 
@@ -185,25 +199,28 @@ class Case:
 
 def measure_latency(tokenizer: Any, case: Case, rate: float, found: dict[bool, Latency], order: list[bool]) -> None:
     """Add calls with and without the objects of the start frozen, in an order; each has a run before that warms up."""
-    workload = uniform(max(case.at_once, 64), turns=4, tokens=100, reply_chars=1500)
+    pause_s = case.at_once / rate
+    skipped_s = 1.0 + 2 * pause_s
+    num_tasks = math.ceil((skipped_s + STEADY_S) * rate / TURNS)
+    workload = uniform(num_tasks, turns=TURNS, tokens=100, reply_chars=1500)
     oracle = Oracle.of(workload, tokenizer)
-    CLIENTS.append(clients := Clients.start(workload.reply_chars, case.at_once / rate, case.padding))
+    CLIENTS.append(clients := Clients.start(workload.reply_chars, pause_s, case.padding))
     engine = OracleEngine(oracle, 0.0)
     try:
         with build_manager(workload, engine, tokenizer, case.at_once, "gateway_clients:solve") as manager:
-            manager.rollout(workload.tasks())
+            manager.rollout(workload.tasks()[: max(case.at_once, 16)])
             for freezes in order:
-                clients.seconds.clear()
+                clients.calls.clear()
                 if freezes:
                     freeze_start()
                 else:
                     gc.collect()  # as before the other kind, so that both begin with the same objects
                 with Pauses() as pauses:
-                    for result in manager.rollout(workload.tasks()):
+                    for result in manager.iterate(workload.tasks()):
                         check_result(result, oracle.script)
                 gc.unfreeze()
                 latency = found[freezes]
-                latency.seconds += clients.seconds
+                latency.add(clients.calls, skipped_s)
                 latency.full += pauses.milliseconds
                 latency.young = max(latency.young, pauses.longest_young)
     finally:

@@ -70,7 +70,7 @@ class TurnAnswer:
 
 
 def do_nothing(*_: object) -> None:
-    """Stand in for a method of an object that has ended."""
+    """Take the place of a method of an object that has ended."""
 
 
 @define(eq=False)

@@ -243,6 +243,8 @@ def write_site(folder: Path) -> Path:
     (folder / "data.jsonl").write_text(lines, encoding="utf-8")
     of_bfcl = [{**row, "tools": [], "bfcl": {"category": "irrelevance", "functions": {}}} for row in rows]
     (folder / "bfcl.jsonl").write_text("\n".join(map(json.dumps, of_bfcl)), encoding="utf-8")
+    graded = [{**row, "tests": {"command": ["true"]}} for row in rows]
+    (folder / "graded.jsonl").write_text("\n".join(map(json.dumps, graded)), encoding="utf-8")
     (folder / "data.json").write_text(json.dumps(rows), encoding="utf-8")
     table = "prompt,question,truth,ground_truth,user_goal\n" + "".join(f"{q},{q},3,3,A sum.\n" for q in questions)
     (folder / "data.csv").write_text(table, encoding="utf-8")

@@ -158,6 +158,8 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "tools/python.sandbox.remote_token_env": ("",),
     "tools/python.empty_output": ("nothing",),
     "tools/python.description": ("Run a program.",),
+    "rewards/workspace_tests.path": ("/usr/bin:/bin", ""),
+    "rewards/workspace_tests.environment": ({"WORD": "x"}, {}),
     "tools/workspace.image": ("",),
     "tools/workspace.folder": ("/work",),
     "tools/workspace.files": ({"notes.txt": "Add."}, {}),
@@ -266,6 +268,7 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "rollout.validation=True": {"data": {"validation_path": "data.jsonl"}},
     "rewards/reasoning_gym": {"data": {"path": "reasoning_gym:chain_sum?size=2"}},  # it scores its own tasks alone
     "rewards/bfcl": {"data": {"path": "bfcl.jsonl"}},  # as the one above
+    "rewards/workspace_tests": {"tools": {"workspace": {}}, "data": {"path": "graded.jsonl"}},
     "modules=['matrix_code']": {"reward": {"name": "matrix_code:score"}},
     "modules=['./own.py']": {"reward": {"name": "./own.py:score"}},
     "agents/environment": {"agent": {"environment": "guess_number"}},

@@ -119,6 +119,7 @@ CASES: Final[dict[str, list[list[str]]]] = {
         [*SCRIPTED, "data.path=rows.jsonl"],
         [*SCRIPTED, f"data.path=reasoning_gym:{HOSTILE}"],
         [*SCRIPTED, f"data.path=bfcl:{HOSTILE}"],
+        [*SCRIPTED, f"data.path=harbor:{HOSTILE}"],
         [*SCRIPTED, f"model.path={HOSTILE}"],
     ],
     "sandbox": [["sandbox", "run", "program.py"], ["sandbox", "run", HOSTILE]],

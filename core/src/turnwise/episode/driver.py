@@ -29,9 +29,10 @@ from turnwise.errors import (
     EpisodeAborted,
     EpisodeEnd,
     Owner,
+    boundary,
 )
 from turnwise.messages import record_metric
-from turnwise.protocols import Agent, Chat, CheckedChat, Reward
+from turnwise.protocols import Agent, Chat, CheckedChat, GradingReward, Reward
 from turnwise.protocols.chat import COMPARED_METRIC
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_lineage, check_sampled, check_trajectory
@@ -92,14 +93,17 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
     record_metric.set(episode.record_metric)
     episode.journal.restore(episode)
     episode.events.emit_episode_started(started)
-    outcome, unfinished = await _drive(episode, program)
-    for record in episode.records.entries:
-        record.close()
-    if unfinished is None:
-        await _check_conversation(episode, program)
-    scoring_started = time.perf_counter()
-    outcome, scores = await _score(episode, program.reward, outcome)
-    ended = time.perf_counter()
+    try:
+        outcome, unfinished = await _drive(episode, program)
+        for record in episode.records.entries:
+            record.close()
+        if unfinished is None:
+            await _check_conversation(episode, program)
+        scoring_started = time.perf_counter()
+        outcome, scores = await _score(episode, program.reward, outcome)
+        ended = time.perf_counter()
+    finally:
+        await _release_tools(episode)
     # Last, so that no plugin runs between the check and the result.
     if program.check_invariants and (fault := _check_records(episode)):
         outcome, scores = Outcome(Status.FAILED, fault), ()
@@ -140,9 +144,9 @@ async def _drive(episode: LiveEpisode, program: EpisodeProgram) -> tuple[Outcome
         outcome = await _step_to_end(episode, program.agent)
         if outcome.status is Status.ABORTED and resumable:
             unfinished = await _close(episode, _suspend(episode), "tool", "suspend")
+        if outcome.status not in _SCORED or not isinstance(program.reward, GradingReward):
+            await _release_tools(episode)
     finally:
-        if episode.tools is not None and episode.tools.is_open:
-            await _close(episode, episode.tools.release(), "tool", "release of the tools")
         if episode.user is not None and episode.user.is_open:
             await _close(episode, episode.user.release(), "agent", "release of the interaction")
     if outcome.status is not Status.ABORTED:
@@ -152,6 +156,12 @@ async def _drive(episode: LiveEpisode, program: EpisodeProgram) -> tuple[Outcome
     # After a failure above the state is saved without notes: the episode resumes with new sessions.
     unfinished = unfinished or episode.journal.save(episode)
     return outcome, evolve(unfinished, released_reward=_released_reward(episode))
+
+
+async def _release_tools(episode: LiveEpisode) -> None:
+    """Release the sessions of the tools, if they are open."""
+    if episode.tools is not None and episode.tools.is_open:
+        await _close(episode, episode.tools.release(), "tool", "release of the tools")
 
 
 async def _close(episode: LiveEpisode, code: Coroutine[object, None, T], owner: Owner, name: str) -> T | None:
@@ -286,11 +296,14 @@ async def _score(episode: LiveEpisode, reward: Reward | None, outcome: Outcome) 
     if reward is None or outcome.status not in _SCORED or not episode.trajectories:
         return outcome, ()
     started = time.perf_counter()
-    name = f"reward {type(reward).__name__}"
+    name, seconds = f"reward {type(reward).__name__}", episode.limits.reward_s
     try:
-        scores = await episode.contain(_request_scores(episode, reward), "reward", name).wait(episode.limits.reward_s)
+        if isinstance(reward, GradingReward):
+            with boundary("reward", name):
+                seconds = reward.grading_s(episode.task)
+        scores = await episode.contain(_request_scores(episode, reward), "reward", name).wait(seconds)
     except TimeoutError:
-        late = TimeoutError(f"{name} took longer than {episode.limits.reward_s:g} s")
+        late = TimeoutError(f"{name} took longer than {seconds:g} s")
         return Outcome(Status.FAILED, _fault("reward", late)), ()
     except BoundaryError as error:
         return Outcome(Status.FAILED, _fault(error.owner, error.cause)), ()

@@ -34,7 +34,6 @@ from turnwise.episode.timer import EpisodeTimer
 from turnwise.episode.user_session import UserSession
 from turnwise.errors import Owner, TrajectoryError, boundary
 from turnwise.layout import Objective
-from turnwise.messages import MAX_TOOL_NAME
 from turnwise.record.columns import TokenRecord
 from turnwise.record.limit import ReachedLimit, Room
 from turnwise.record.lineage import RecordLineage
@@ -43,7 +42,7 @@ from turnwise.record.outside_call import OutsideCall
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
-from turnwise.tools.session import ToolSession
+from turnwise.tools.session import ToolSession, call_tool, label_tool, open_tool
 from turnwise.types import (
     Capabilities,
     FinishReason,
@@ -271,6 +270,9 @@ class LiveEpisode:
         self.counters.add_call(recorded)
         return recorded.result
 
+    async def open_tool(self, name: str) -> object:
+        return await open_tool(self.tools, name)
+
     async def interact(self) -> Reply:
         self.timer.check_running()
         if self.user is None:
@@ -390,11 +392,9 @@ class LiveEpisode:
         self.last_finish, self.reached = result.finish_reason, self._reached.pop(turn.position, None)
 
     async def _run_tool(self, call: ToolCall) -> ToolResult:
-        if self.tools is None:
-            return ToolResult(text=f"Error: there is no tool {call.name!r}: this run has no tools", error=True)
-        code, name = self.tools.call(call), f"tool {call.name[:MAX_TOOL_NAME]!r}"
+        code = call_tool(self.tools, call)
         try:
-            return await self.contain(code, "tool", name).wait(self.limits.tool_call_s)
+            return await self.contain(code, "tool", label_tool(call.name)).wait(self.limits.tool_call_s)
         except TimeoutError:
-            text = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
-            return ToolResult(text=text, error=True)
+            late = f"the tool did not answer within {self.limits.tool_call_s:g} seconds"
+            return ToolResult(text=f"Error: {late}", error=True)

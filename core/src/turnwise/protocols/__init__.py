@@ -26,6 +26,7 @@ from turnwise.protocols.engine import Engine as Engine
 from turnwise.protocols.judge import Judge as Judge
 from turnwise.protocols.resources import ModelSpec as ModelSpec
 from turnwise.protocols.resources import Resources as Resources
+from turnwise.protocols.reward import GradingReward as GradingReward
 from turnwise.protocols.reward import GroupCall as GroupCall
 from turnwise.protocols.reward import GroupReward as GroupReward
 from turnwise.protocols.reward import Postprocessor as Postprocessor

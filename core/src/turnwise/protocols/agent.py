@@ -237,6 +237,14 @@ class Episode(Protocol):
     async def call_tool(self, call: ToolCall) -> ToolResult:
         """Run one tool call under its deadline. A failure becomes a result with `error`, for the model."""
 
+    async def open_tool(self, name: str) -> object:
+        """
+        Return the session that a tool has in this episode; it opens now if no call has opened it.
+
+        An agent can use what its tools use; so can a reward with the method of `GradingReward`, after the episode.
+        `ToolError` when the run has no such tool.
+        """
+
     async def interact(self) -> Reply:
         """Ask the configured user simulator for its answer to `messages`."""
 

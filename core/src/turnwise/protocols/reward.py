@@ -10,7 +10,7 @@ from attrs import frozen
 
 from turnwise.protocols.agent import Episode
 from turnwise.record.result import EpisodeResult
-from turnwise.types import Score
+from turnwise.types import Score, Task
 
 
 @runtime_checkable
@@ -25,6 +25,19 @@ class Reward(Protocol):
 
         An exception fails the episode, owned by `reward`.
         """
+
+
+@runtime_checkable
+class GradingReward(Protocol):
+    """
+    A reward that grades what the agent left in the sessions of its tools. Other rewards lack the method.
+
+    Its `score` finds them by `Episode.open_tool`, on the machine of the episode: no reward worker calls it. The tools
+    are released after it.
+    """
+
+    def grading_s(self, task: Task) -> float:
+        """Return the seconds that scoring an episode of a task may take, in place of `rollout.deadlines.reward_s`."""
 
 
 GroupKey = tuple[str, int, bool]

@@ -34,6 +34,7 @@ from turnwise.protocols import (
     Engine,
     EngineCheckingAgent,
     FormattedParser,
+    GradingReward,
     GroupReward,
     Judge,
     ModelSpec,
@@ -181,6 +182,10 @@ class RunBuilder:
         for name in (self.config.agent.name, *self.config.agents):
             self.programs[name]
         _ = self.columns  # built for its errors
+        if self.config.runtime.reward_workers and isinstance(self.reward, GradingReward):
+            raise ConfigError(
+                "runtime.reward_workers: the reward grades what the tools hold, which no reward worker has; set it to 0"
+            )
 
     @cached_property
     def columns(self) -> dict[str, ColumnSpec]:

@@ -16,8 +16,8 @@ from typing import Final, Protocol, TypeGuard
 import structlog
 from attrs import define, evolve, field
 
-from turnwise.errors import EngineError, InfrastructureError, ToolError, is_cancelled
-from turnwise.messages import unknown_tool
+from turnwise.errors import EngineError, InfrastructureError, ToolError, boundary, is_cancelled
+from turnwise.messages import MAX_TOOL_NAME, unknown_tool
 from turnwise.protocols import Interaction, Tool
 from turnwise.tools.schema import CompiledSchema
 from turnwise.types import JsonDict, JsonObject, Task, ToolCall, ToolResult, copy_json
@@ -103,6 +103,13 @@ class ToolSession:
             text = f"Error: {type(error).__name__}" + (f": {error}" if str(error) else "")
             return ToolResult(text=_encodable(text), error=True)
 
+    async def open(self, name: str) -> object:
+        """Return the session of a tool, which opens now if no call has opened it; `ToolError` for an unknown tool."""
+        if name not in self._tools:
+            raise ToolError(unknown_tool(name, self._tools))
+        with boundary("tool", label_tool(name)):
+            return await self._session_of(self._opener(name))
+
     async def release(self) -> None:
         """Close every open session; a failing one is reported and stops no other."""
         sessions, self._sessions = self._sessions, {}
@@ -180,6 +187,25 @@ class ToolSession:
                 raise
             self.release_failures[name] = error
             structlog.get_logger().warning("tool release failed", tool=name, error=repr(error))
+
+
+def label_tool(name: str) -> str:
+    """Return the name of a tool for errors, which a model may have made up."""
+    return f"tool {name[:MAX_TOOL_NAME]!r}"
+
+
+async def call_tool(session: ToolSession | None, call: ToolCall) -> ToolResult:
+    """Run one call in an episode; see `ToolSession.call`."""
+    if session is None:
+        return ToolResult(text=f"Error: there is no tool {call.name!r}: this run has no tools", error=True)
+    return await session.call(call)
+
+
+async def open_tool(session: ToolSession | None, name: str) -> object:
+    """Return the session of a tool in an episode; `ToolError` when the run has no tools, or no such tool."""
+    if session is None:
+        raise ToolError(f"there is no tool {name!r}: this run has no tools")
+    return await session.open(name)
 
 
 def _check_numbers(result: ToolResult) -> None:

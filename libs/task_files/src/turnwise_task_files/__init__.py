@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from turnwise_task_files.rows import read_tasks
     from turnwise_task_files.source_texts import parse_text, split_options
     from turnwise_task_files.sources import describe_sources, load_sources, load_tasks
-    from turnwise_task_files.task_source import TaskSource
+    from turnwise_task_files.task_source import FileSource, TaskSource
 
 __all__ = [
     "Conversation",
+    "FileSource",
     "TaskSource",
     "check_tools",
     "describe_sources",
@@ -31,6 +32,7 @@ __all__ = [
 
 _MODULES: Final = {
     "Conversation": "conversations",
+    "FileSource": "task_source",
     "TaskSource": "task_source",
     "check_tools": "conversations",
     "describe_sources": "sources",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, TypeVar
 
 from turnwise import Resources
@@ -13,7 +14,7 @@ from turnwise.errors import DataError, PluginError, TurnwiseError, describe
 from turnwise.plugin.host import Host
 from turnwise.types import JsonDict
 from turnwise_task_files.row_files import Located
-from turnwise_task_files.task_source import TaskSource
+from turnwise_task_files.task_source import FileSource, TaskSource
 
 _KIND: Final = "task_sources"
 OptionsT = TypeVar("OptionsT")
@@ -48,9 +49,9 @@ def split_options(text: str) -> tuple[str, JsonDict]:
     return rest, apply_overrides({}, given)
 
 
-def read_source_rows(host: Host, path: str) -> Iterator[Located]:
-    """Yield the rows of `SOURCE:TEXT` with their places; errors start with the path."""
-    source, text = _find(host, path)
+def read_source_rows(host: Host, path: str, folder: Path) -> Iterator[Located]:
+    """Yield the rows of `SOURCE:TEXT` with their places; errors start with the path, relative files with the folder."""
+    source, text = _find(host, path, folder)
     try:
         for number, row in enumerate(source.rows(text)):
             yield f"{path}, row {number}", row
@@ -58,16 +59,16 @@ def read_source_rows(host: Host, path: str) -> Iterator[Located]:
         raise _explain(error, path) from error
 
 
-def describe_rows(host: Host, path: str) -> str:
-    """Return one line about the rows of `SOURCE:TEXT`; errors start with the path."""
-    source, text = _find(host, path)
+def describe_rows(host: Host, path: str, folder: Path) -> str:
+    """Return one line about the rows of `SOURCE:TEXT`; as `read_source_rows`."""
+    source, text = _find(host, path, folder)
     try:
         return source.describe(text)
     except Exception as error:
         raise _explain(error, path) from error
 
 
-def _find(host: Host, path: str) -> tuple[TaskSource, str]:
+def _find(host: Host, path: str, folder: Path) -> tuple[TaskSource, str]:
     name, _, text = path.partition(":")
     if _KIND not in host.kinds:
         raise PluginError(f"{path}: no such file, and a task source needs the plugin 'task_files' among the plugins")
@@ -76,7 +77,7 @@ def _find(host: Host, path: str) -> tuple[TaskSource, str]:
     except TurnwiseError as error:
         unknown = "" if name in host.registry(_KIND) else "no such file, and "
         raise PluginError(f"{path}: {unknown}{error}") from error
-    return part, text
+    return (part.starting_from(folder) if isinstance(part, FileSource) else part), text
 
 
 def _explain(error: Exception, path: str) -> TurnwiseError:

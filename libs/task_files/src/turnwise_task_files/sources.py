@@ -95,7 +95,7 @@ class _Reader:
         config = self.config
         seed = config.rollout.seed if config.data.shuffle else None
         if config.is_task_source(path):
-            rows = read_source_rows(self._host, path)
+            rows = read_source_rows(self._host, path, config.base_dir)
             tasks = take_tasks(path, rows, offset=offset, limit=limit, shuffle_seed=seed, columns=columns)
         else:
             form = None if config.data.format == "auto" else config.data.format
@@ -110,7 +110,9 @@ class _Reader:
     def describe(self, path: str) -> str:
         """Return one line about the rows of a path."""
         config = self.config
-        return describe_rows(self._host, path) if config.is_task_source(path) else f"file {config.locate(path)}"
+        if config.is_task_source(path):
+            return describe_rows(self._host, path, config.base_dir)
+        return f"file {config.locate(path)}"
 
     @cached_property
     def _host(self) -> Host:

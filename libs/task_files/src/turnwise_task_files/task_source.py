@@ -11,6 +11,7 @@ A path of tasks in a config, such as `data.path`, names one as `SOURCE:TEXT`. Th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import turnwise
@@ -40,6 +41,14 @@ class TaskSource(Protocol):
         Raises:
             ConfigError, DataError: as `describe`.
         """
+
+
+@runtime_checkable
+class FileSource(TaskSource, Protocol):
+    """A source whose texts name files or folders. Other sources lack the method."""
+
+    def starting_from(self, folder: Path) -> TaskSource:
+        """Return the source that reads relative paths from a folder: the one of the config."""
 
 
 @turnwise.hookspec

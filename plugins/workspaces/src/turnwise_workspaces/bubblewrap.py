@@ -81,8 +81,9 @@ class BubblewrapBackend:
         for path in self.config.readable:
             if not path.startswith("/"):
                 raise ConfigError(f"readable: expected an absolute path, not {path!r}")
-        if any(f"{spec.folder}/".startswith(f"{taken}/") for taken in (*_SHOWN, "/dev", "/etc", "/proc", "/tmp")):
-            raise ConfigError(f"folder: a box cannot have its working folder at {spec.folder}; choose /workspace")
+        for folder in (spec.folder, *spec.folders):
+            if any(f"{folder}/".startswith(f"{taken}/") for taken in (*_SHOWN, "/dev", "/etc", "/proc", "/tmp")):
+                raise ConfigError(f"folder: a box cannot have its working folder at {folder}; choose /workspace")
 
     async def start(self, spec: WorkspaceSpec) -> Workspace:
         self.check(spec)
@@ -143,6 +144,7 @@ class BubblewrapBackend:
             *files,
             *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"),
             *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", spec.folder),
+            *(part for folder in spec.folders for part in ("--size", size, "--tmpfs", folder)),
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec.folder),
             *(_find_python(self.config), "-I", "-S", "-c", _START),
         ]

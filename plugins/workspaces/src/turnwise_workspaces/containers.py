@@ -85,6 +85,7 @@ class ContainersBackend:
         try:
             await ask_engine([*self.config.command, *self._run(name, spec)])
             await workspace.find_init()
+            await workspace.make_folders(spec.folders)
             for path, data in spec.files.items():
                 await workspace.write(path, data)
         except BaseException:
@@ -113,6 +114,7 @@ class ContainersBackend:
             "tmpfs": [
                 *("--read-only", "--tmpfs", f"{spec.folder}:rw,exec,mode=1777,{size}"),
                 *("--tmpfs", f"/tmp:rw,exec,mode=1777,{size}"),
+                *(part for each in spec.folders for part in ("--tmpfs", f"{each}:rw,exec,mode=1777,{size}")),
             ],
             "quota": ["--storage-opt", size],
             "none": [],
@@ -148,6 +150,11 @@ class ContainerWorkspace:
     async def find_init(self) -> None:
         """Remember the first process of the container, by its id on this machine."""
         self._init = int(await ask_engine([*self.command, "inspect", "--format", "{{.State.Pid}}", self.name]))
+
+    async def make_folders(self, folders: Sequence[str]) -> None:
+        """Make folders that the image lacks; those in memory are there."""
+        if folders:
+            await ask_engine([*self.command, "exec", self.name, "mkdir", "-p", *folders])
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
         if self._is_closed:

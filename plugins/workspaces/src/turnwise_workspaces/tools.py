@@ -15,6 +15,7 @@ from turnwise_workspaces.backends import build_backend
 from turnwise_workspaces.config import WorkspaceToolsConfig
 from turnwise_workspaces.owner import OwnedWorkspace, WorkspaceOwner
 from turnwise_workspaces.slots import Slots
+from turnwise_workspaces.task_columns import TaskWorkspace, read_files, read_workspace
 from turnwise_workspaces.workspace import Command, ExecResult, WorkspaceSpec
 
 _MAX_EDITED_BYTES: Final = 16 * 2**20
@@ -39,28 +40,20 @@ class WorkspaceUse:
         Return the workspace of a task.
 
         Raises:
-            InfrastructureError: the task's column of files has something else, which is not the model's doing.
+            InfrastructureError: the task's columns have something else, which is not the model's doing.
         """
         config = self.config
-        files = {**config.files, **({} if task is None else self._files_of(task))}
+        own = TaskWorkspace() if task is None else read_workspace(task)
+        files = {path: text.encode(errors="surrogateescape") for path, text in config.files.items()}
         return WorkspaceSpec(
-            image=config.image,
-            folder=config.folder,
-            files={path: text.encode(errors="surrogateescape") for path, text in files.items()},
-            environment=config.environment,
+            image=own.image or config.image,
+            folder=own.folder or config.folder,
+            folders=own.folders,
+            files=files if task is None else files | read_files(task, config.files_column),
+            environment={**config.environment, **own.environment},
             limits=config.limits,
             boot_s=config.boot_s,
         )
-
-    def _files_of(self, task: Task) -> Mapping[str, str]:
-        column = self.config.files_column
-        files = task.extra.get(column)
-        if files is None:
-            return {}
-        if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
-            place = f"task {task.uid!r} (row {task.sample_index}): column {column!r}"
-            raise InfrastructureError(f"{place}: expected a mapping of texts by path, got {files!r}")
-        return {str(path): text for path, text in files.items()}
 
 
 @frozen(eq=False)

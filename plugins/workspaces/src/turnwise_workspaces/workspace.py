@@ -50,6 +50,8 @@ class WorkspaceSpec:
     Attributes:
         image: of the root file system; empty for the backend's own.
         folder: absolute path of the working folder, which is empty at first unless the image fills it.
+        folders: absolute paths of more folders, empty at first, that the agent's processes can write. A backend whose
+            root file system is read-only makes each of them a file system that no process can move or replace.
         files: contents by path, relative to the folder or absolute; they are written at the start.
         environment: variables of every command, besides the ones of the backend.
         limits: of the processes together.
@@ -59,6 +61,9 @@ class WorkspaceSpec:
 
     image: str = ""
     folder: str = field(default="/workspace", validator=validators.matches_re(r"(/[^/\0]+)+"))
+    folders: tuple[str, ...] = field(
+        default=(), validator=validators.deep_iterable(validators.matches_re(r"(/[^/\0]+)+"))
+    )
     files: Mapping[str, bytes] = field(factory=dict)
     environment: Mapping[str, str] = field(factory=dict)
     limits: Limits = field(factory=Limits)

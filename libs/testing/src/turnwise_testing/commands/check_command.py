@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 
 from turnwise.errors import ConfigError
 from turnwise.protocols.command import FAILED, OK
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+_TASKS = "tasks"
 
 
 class CheckCommand:
@@ -21,12 +23,20 @@ class CheckCommand:
         parser.epilog = (
             "Examples:\n  turnwise check hermes\n  turnwise check tool_agent --timeout-s 10\n"
             "  turnwise check transformers --config examples/calculator.yaml\n"
+            "  turnwise check tasks examples/shell_tasks --at-once 8\n"
             "  turnwise check --simulate --seeds 2000\n  turnwise check --simulate agent:tool_agent ./mine.py:Scenario"
         )
-        parser.add_argument("name", nargs="?", help="a registered name, or a plugin's for all that it registers")
-        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value of the config")
+        parser.add_argument(
+            "name", nargs="?", help="a registered name, a plugin's for all that it registers, or `tasks`"
+        )
+        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value of the config; or a folder")
         parser.add_argument("--config", help="run config with the model and the options; engines need one")
         parser.add_argument("--timeout-s", type=float, default=60.0, help="longest time of one check (default: 60)")
+        tasks = parser.add_argument_group("folders of graded tasks: turnwise check tasks FOLDER ...")
+        tasks.add_argument("--form", default="harbor", help="form of the folders (default: harbor)")
+        tasks.add_argument("--backend", default="bubblewrap", help="starts the workspaces (default: bubblewrap)")
+        tasks.add_argument("--options", default="{}", help="options of the backend, as JSON")
+        tasks.add_argument("--at-once", type=int, default=4, help="workspaces at once (default: 4)")
         simulation = parser.add_argument_group("simulated runs")
         simulation.add_argument(
             "--simulate",
@@ -43,6 +53,8 @@ class CheckCommand:
         """Print a line for each check or scenario; return 1 when one failed."""
         if arguments.simulate is not None:
             return _simulate(arguments)
+        if arguments.name == _TASKS:
+            return _check_tasks(arguments)
         if arguments.name is None:
             raise ConfigError("check needs a registered name, or --simulate")
         from turnwise.config.resolve import load_resolved
@@ -63,6 +75,26 @@ class CheckCommand:
             if outcome.verdict == "failed" and outcome.promise:
                 console.print(f"        the promise: {outcome.promise}", highlight=False)
         return FAILED if failed else OK
+
+
+def _check_tasks(arguments: argparse.Namespace) -> int:
+    try:
+        from turnwise_workspace_tasks.check_tasks import check_tasks
+    except ImportError as error:
+        raise ConfigError("check tasks needs turnwise-workspace-tasks: pip install turnwise-workspace-tasks") from error
+    try:
+        options = json.loads(arguments.options)
+    except ValueError as error:
+        raise ConfigError(f"--options: expected JSON, got {arguments.options!r}") from error
+    if not isinstance(options, dict):
+        raise ConfigError(f"--options: expected an object, got {arguments.options!r}")
+    return check_tasks(
+        arguments.overrides,
+        form=arguments.form,
+        backend=arguments.backend,
+        options=options,
+        at_once=arguments.at_once,
+    )
 
 
 def _simulate(arguments: argparse.Namespace) -> int:

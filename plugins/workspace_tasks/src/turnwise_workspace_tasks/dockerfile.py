@@ -1,0 +1,104 @@
+"""Reads the part of a Dockerfile that needs no image: the working folder, variables and copied files."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import define, field
+
+from turnwise.errors import DataError
+
+_CONTINUED: Final = re.compile(r"\\\s*\n")
+_WITHOUT_EFFECT: Final = frozenset({"FROM", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "SHELL", "USER"})
+
+
+@define
+class Recipe:
+    """
+    The effect of a Dockerfile.
+
+    Attributes:
+        folder: working folder at its end; empty if it names none.
+        environment: variables that it sets.
+        files: contents by absolute path, or relative to the working folder if it names none.
+        run: its first step that needs an image; empty without one.
+    """
+
+    folder: str = ""
+    environment: dict[str, str] = field(factory=dict)
+    files: dict[str, bytes] = field(factory=dict)
+    run: str = ""
+
+
+def read_dockerfile(text: str, context: Mapping[str, bytes]) -> Recipe:
+    """
+    Read a Dockerfile.
+
+    Args:
+        text: of the file.
+        context: contents by path of the folder of the file.
+
+    Raises:
+        DataError: a step cannot be read; one line that starts with the step.
+    """
+    recipe = Recipe()
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for line in _CONTINUED.sub(" ", "\n".join(lines)).splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if name:
+            _apply(recipe, name.upper(), rest.strip(), context)
+    return recipe
+
+
+def _apply(recipe: Recipe, name: str, rest: str, context: Mapping[str, bytes]) -> None:
+    if name == "WORKDIR":
+        recipe.folder = posixpath.normpath(posixpath.join(recipe.folder or "/", rest.strip("\"'")))
+    elif name == "ENV":
+        recipe.environment |= _read_variables(rest)
+    elif name in ("COPY", "ADD"):
+        _copy(recipe, f"{name} {rest}", _read_words(rest), context)
+    elif name not in _WITHOUT_EFFECT:
+        recipe.run = recipe.run or f"{name} {rest}"
+
+
+def _read_words(rest: str) -> list[str]:
+    try:
+        found = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    except ValueError as error:
+        raise DataError(f"{rest!r:.80}: cannot be read: {error}") from error
+    return [str(each) for each in found]
+
+
+def _read_variables(rest: str) -> dict[str, str]:
+    words = _read_words(rest)
+    if words and "=" not in words[0]:  # the old form: ENV NAME VALUE
+        return {words[0]: " ".join(words[1:])}
+    return {name: value for name, _, value in (each.partition("=") for each in words)}
+
+
+def _copy(recipe: Recipe, step: str, words: list[str], context: Mapping[str, bytes]) -> None:
+    options = [word for word in words if word.startswith("--")]
+    *sources, target = [word for word in words if word not in options] or [""]
+    if any(not each.startswith(("--chown", "--chmod")) for each in options) or not sources or "<<" in step:
+        recipe.run = recipe.run or step
+        return
+    if any("*" in each or "?" in each or "://" in each for each in sources):
+        recipe.run = recipe.run or step
+        return
+    is_folder = target.endswith("/") or len(sources) > 1 or target in (".", "./")
+    base = posixpath.normpath(posixpath.join(recipe.folder, target))
+    for source in sources:
+        path = posixpath.normpath(source.lstrip("/") or ".")
+        if path in context:
+            recipe.files[posixpath.join(base, posixpath.basename(path)) if is_folder else base] = context[path]
+            continue
+        inside = "" if path == "." else f"{path}/"
+        found = {name: data for name, data in context.items() if name.startswith(inside)}
+        if not found:
+            raise DataError(f"{step!r:.80}: there is no {source!r} beside the Dockerfile")
+        recipe.files |= {posixpath.join(base, name.removeprefix(inside)): data for name, data in found.items()}

@@ -61,7 +61,7 @@ def _apply(recipe: Recipe, name: str, rest: str, context: Mapping[str, bytes]) -
     elif name == "ENV":
         recipe.environment |= _read_variables(rest)
     elif name in ("COPY", "ADD"):
-        _copy(recipe, f"{name} {rest}", _read_words(rest), context)
+        _copy(recipe, f"{name} {rest}", context)
     elif name not in _WITHOUT_EFFECT:
         recipe.run = recipe.run or f"{name} {rest}"
 
@@ -81,13 +81,16 @@ def _read_variables(rest: str) -> dict[str, str]:
     return {name: value for name, _, value in (each.partition("=") for each in words)}
 
 
-def _copy(recipe: Recipe, step: str, words: list[str], context: Mapping[str, bytes]) -> None:
-    options = [word for word in words if word.startswith("--")]
-    *sources, target = [word for word in words if word not in options] or [""]
-    if any(not each.startswith(("--chown", "--chmod")) for each in options) or not sources or "<<" in step:
-        recipe.run = recipe.run or step
-        return
-    if any("*" in each or "?" in each or "://" in each for each in sources):
+def _copy(recipe: Recipe, step: str, context: Mapping[str, bytes]) -> None:
+    _, *rest = step.split(None, 1)
+    options, text = [], "".join(rest)
+    while text.startswith("--"):
+        option, _, text = text.partition(" ")
+        options.append(option)
+        text = text.lstrip()
+    *sources, target = _read_words(text) or [""]
+    needs_image = any(not each.startswith(("--chown", "--chmod")) for each in options) or not sources or "<<" in text
+    if needs_image or any("*" in each or "?" in each or "://" in each for each in sources):
         recipe.run = recipe.run or step
         return
     is_folder = target.endswith("/") or len(sources) > 1 or target in (".", "./")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from attrs import asdict, evolve, field, frozen, validators
+import attr
+from attrs import evolve, field, frozen, validators
 
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError, DataError
@@ -86,14 +87,14 @@ class GradedTask:
 
     def row(self) -> JsonDict:
         """Return the row of the task, as a task source has it."""
-        workspace = {name: value for name, value in asdict(self.workspace).items() if value}
+        workspace = {name: value for name, value in _plain(self.workspace).items() if value}
         return {
             "uid": self.name,
             "prompt": self.instruction,
             "data_source": self.source,
             "files": _encode(self.files),
             "workspace": workspace,
-            TESTS_COLUMN: {**asdict(self.tests), "files": _encode(self.tests.files)},
+            TESTS_COLUMN: {**_plain(self.tests), "files": _encode(self.tests.files)},
         }
 
 
@@ -114,6 +115,11 @@ def script_command(path: str, data: bytes) -> tuple[str, ...]:
     first = data.split(b"\n", 1)[0].decode(errors="replace").strip()
     program: Sequence[str] = first[2:].split(None, 1) if first.startswith("#!") else ("/bin/sh",)
     return (*program, path)
+
+
+def _plain(values: Any) -> JsonDict:
+    plain: JsonDict = attr.asdict(values, retain_collection_types=False)
+    return plain
 
 
 def _encode(files: Mapping[str, bytes]) -> JsonDict:

@@ -9,18 +9,18 @@ scores. Not covered: whether a reward is right, beyond the values that examples 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from math import inf
 from typing import Any
 
 from attrs import evolve, field, frozen
 
-from turnwise.protocols import Chat, Reward
+from turnwise.protocols import Chat, Reward, Tool
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Status, Task
 from turnwise_testing.checks.check import register
 from turnwise_testing.checks.part import PartChecks, chat_resources
-from turnwise_testing.probes.agent import AgentProbe, ReplayAgent, make_task, probe_chat
+from turnwise_testing.probes.agent import AgentProbe, ReplayAgent, make_task, probe_chat, probe_resources
 from turnwise_testing.probes.engine import expect, expect_equal
 
 
@@ -51,12 +51,14 @@ class RewardProbe:
         make_reward: builds it, as the registered factory does.
         examples: at least one.
         chat: how answers become tokens.
+        tools: of the episodes, for a reward that grades what they hold.
         tolerance: how far a score may be from the expected one.
     """
 
     make_reward: Callable[[], Reward]
     examples: tuple[RewardExample, ...]
     chat: Chat = field(factory=probe_chat)
+    tools: Mapping[str, Tool] = field(factory=dict)
     tolerance: float = 1e-6
 
     async def score(
@@ -64,7 +66,11 @@ class RewardProbe:
     ) -> EpisodeResult:
         """Return the scored episode of an example; `num_tokens` cuts the answer."""
         ids = [*self.chat.tokenizer.encode(example.answer), self.chat.stop_token_ids[0]][:num_tokens]
-        agents = AgentProbe(make_agent=lambda: ReplayAgent(self.chat), turns=("",))
+        agents = AgentProbe(
+            make_agent=lambda: ReplayAgent(self.chat),
+            turns=("",),
+            resources=evolve(probe_resources(), tools=self.tools),
+        )
         engine = evolve(agents.engine(), outputs=lambda _request: ids)
         await engine.start()
         task = evolve(example.task, ground_truth=example.ground_truth)
@@ -87,7 +93,9 @@ REWARD_CHECKS: dict[str, RewardCheck] = {}
 """Every check by the name of its function without `check_`."""
 REWARDS = PartChecks(
     checks=REWARD_CHECKS,
-    probe=lambda part: RewardProbe(make_reward=part.make, examples=part.examples, chat=part.chat),
+    probe=lambda part: RewardProbe(
+        make_reward=part.make, examples=part.examples, chat=part.chat, tools=part.resources.tools
+    ),
     resources=chat_resources,
     examples="RewardExamples",
     usual=USUAL,

@@ -1,0 +1,41 @@
+"""Grades tasks in boxes, without a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from turnwise import Resources
+from turnwise_task_files.rows import task_from_row
+from turnwise_workspace_tasks.config import RewardConfig
+from turnwise_workspace_tasks.grading import Grade, grade
+from turnwise_workspace_tasks.harbor import read_harbor_task
+from turnwise_workspaces import Command, Workspace
+from turnwise_workspaces.config import WorkspaceToolsConfig
+from turnwise_workspaces.tools import make_tools
+
+Agent = Callable[[Workspace], Awaitable[object]]
+
+
+def shell(text: str) -> Agent:
+    """Return an agent that runs a shell's text, which must succeed."""
+
+    async def run(workspace: Workspace) -> None:
+        done = await workspace.exec(Command(argv=("/bin/sh", "-c", f"set -e\n{text}"), timeout_s=20.0))
+        assert done.exit_code == 0, done.stdout.decode()
+
+    return run
+
+
+def grade_agent(folder: Path, agent: Agent, config: RewardConfig | None = None) -> Grade:
+    """Return the grade of an agent in the task of a folder."""
+    (tool, *_) = make_tools(WorkspaceToolsConfig(), Resources())
+    task = read_harbor_task(folder)
+
+    async def run() -> Grade:
+        async with tool.use.owner.workspace(tool.use.spec(task_from_row(task.row()))) as workspace:
+            await agent(workspace)
+            return await grade(workspace, task.tests, config or RewardConfig())
+
+    return asyncio.run(run())

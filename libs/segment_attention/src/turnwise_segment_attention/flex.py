@@ -14,7 +14,9 @@ _BAND = 8 * _BLOCK
 """Queries whose part of the mask exists at a time."""
 
 
-def mask_mod(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None = None) -> MaskMod:
+def mask_mod(
+    block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None = None, subtree_end: Tensor | None = None
+) -> MaskMod:
     """
     Return the `mask_mod` of a batch.
 
@@ -22,12 +24,15 @@ def mask_mod(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | N
         block_start: (B, T), on the device of the attention.
         path_start: (B, T), on the same device.
         attention_mask: (B, T), 1 on real tokens; None if all are real. Padding sees only itself.
+        subtree_end: (B, T), as in `turnwise_segment_attention.plan`; None if each row is one row.
     """
     if attention_mask is not None:
         real = attention_mask.bool()
 
     def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (key <= query) & ((key < block_start[row, query]) | (key >= path_start[row, query]))
+        if subtree_end is not None:
+            seen = seen & (query < subtree_end[row, key])
         if attention_mask is not None:
             seen = (seen & real[row, key] & real[row, query]) | (key == query)
         return seen
@@ -35,7 +40,9 @@ def mask_mod(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | N
     return visible
 
 
-def block_mask(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None = None) -> Any:
+def block_mask(
+    block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None = None, subtree_end: Tensor | None = None
+) -> Any:
     """
     Return the `BlockMask` of a batch, the `attention_mask` of `flex_attention`. It has (T / 128)^2 entries per row.
 
@@ -46,10 +53,11 @@ def block_mask(block_start: Tensor, path_start: Tensor, attention_mask: Tensor |
         block_start: (B, T).
         path_start: (B, T).
         attention_mask: (B, T), 1 on real tokens; None if all are real.
+        subtree_end: (B, T), as in `turnwise_segment_attention.plan`; None if each row is one row.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    num_columns, visible = block_start.shape[1], mask_mod(block_start, path_start, attention_mask)
+    num_columns, visible = block_start.shape[1], mask_mod(block_start, path_start, attention_mask, subtree_end)
     counts = _count_visible(visible, block_start)
     full = counts == _BLOCK**2
     some = (counts > 0) & ~full

@@ -3,7 +3,7 @@ Turns two ints per token into ranges of queries and keys.
 
 ``visible(q, k) = k <= q and (k < block_start[q] or k >= path_start[q])``, with both ints 0 outside paths. So a row
 consists of runs. A path sees all columns before its block, and itself causally. A run outside blocks sees all columns
-before it, and itself causally.
+before it, and itself causally. Rows that share prefixes have a third int, see `turnwise_segment_attention.forest`.
 
 Shapes: B rows, T columns.
 """
@@ -16,6 +16,8 @@ from itertools import groupby
 import torch
 from attrs import frozen
 from torch import Tensor
+
+from turnwise_segment_attention import forest
 
 
 @frozen
@@ -53,8 +55,21 @@ class LayoutPlan:
     num_rows: int
     num_columns: int
 
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a token and a token that it sees, itself too."""
+        whole = sum(_size(part.queries) * _size(part.keys) for part in self.prefixes)
+        return whole + sum(_size(part.queries) * (_size(part.queries) + 1) // 2 for part in self.runs)
 
-def plan(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None = None) -> LayoutPlan:
+
+def _size(columns: slice) -> int:
+    size: int = columns.stop - columns.start
+    return size
+
+
+def plan(
+    block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None = None, subtree_end: Tensor | None = None
+) -> LayoutPlan:
     """
     Plan the attention of a batch.
 
@@ -62,22 +77,30 @@ def plan(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None 
         block_start: (B, T) or (T,), column at which the token's block starts; 0 outside blocks.
         path_start: (B, T) or (T,), column at which the token's path starts; 0 outside blocks.
         attention_mask: (B, T) or (T,), 1 on real tokens, which are contiguous in a row; None if all are real.
+        subtree_end: (B, T) or (T,), column after the last token that continues a token, for rows that consist of a
+            forest of rows in depth-first order; None if each row is one.
 
     Raises:
         ValueError: the shapes differ, padding separates real tokens, or the ints are no valid layout.
     """
     blocks, paths = _as_rows(block_start), _as_rows(path_start)
     real = torch.ones_like(blocks) if attention_mask is None else _as_rows(attention_mask)
-    if not blocks.shape == paths.shape == real.shape:
+    ends = blocks if subtree_end is None else _as_rows(subtree_end)
+    if not blocks.shape == paths.shape == real.shape == ends.shape:
         raise ValueError(
             f"shapes differ: block_start {tuple(blocks.shape)}, path_start {tuple(paths.shape)}, attention_mask"
-            f" {tuple(real.shape)}"
+            f" {tuple(real.shape)}, subtree_end {tuple(ends.shape)}"
         )
     runs: list[Part] = []
     prefixes: list[Part] = []
-    rows = zip(blocks.tolist(), paths.tolist(), real.tolist(), strict=True)
-    for row, (block_row, path_row, real_row) in enumerate(rows):
+    rows = zip(blocks.tolist(), paths.tolist(), real.tolist(), ends.tolist(), strict=True)
+    for row, (block_row, path_row, real_row, end_row) in enumerate(rows):
         span = _find_real_span(real_row, row)
+        if subtree_end is not None:
+            tree = forest.find_runs(block_row, path_row, end_row, span, row)
+            runs += [Part(row, run.columns, run.columns, causal=True) for run in tree]
+            prefixes += [Part(row, queries, keys, causal=False) for queries, keys in forest.pair_runs(tree)]
+            continue
         found = list(_runs(block_row, path_row, span, row))
         runs += [Part(row, own, own, causal=True) for own, _ in found]
         prefixes += _prefixes(found, span.start, row)

@@ -38,6 +38,8 @@ class MicroBatch:
         tokens: (M,) int64, the tokens' positions in the `TokenRows`.
         packed: whether rows are concatenated.
         has_blocks: whether any token is in a path.
+        subtree_end: (1, L) int64 of a forest of rows that share prefixes: the column after the last token that
+            continues a token; None if each token belongs to one row.
     """
 
     input_ids: Tensor
@@ -51,6 +53,7 @@ class MicroBatch:
     tokens: Tensor
     packed: bool
     has_blocks: bool
+    subtree_end: Tensor | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return a copy on a device."""
@@ -64,19 +67,27 @@ class MicroBatch:
         """(b, L) int64: 1 on tokens, 0 on pads."""
         return (self.row_ids >= 0).long()
 
+    @property
+    def needs_layout(self) -> bool:
+        """Whether a causal mask of each row is not enough."""
+        return self.has_blocks or self.subtree_end is not None
+
     def attention_mask(self) -> Tensor | None:
         """
         Return (b, 1, L, L) bool, True where the key is visible; pads see only pads.
 
-        None without blocks. The model's causal mask is then enough: it restarts where positions restart, and pads come
-        after all tokens, which therefore never see them.
+        None without blocks in separate rows. The model's causal mask is then enough: it restarts where positions
+        restart, and pads come after all tokens, which therefore never see them.
         """
-        if not self.has_blocks:
+        if not self.needs_layout:
             return None
         key = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
         outside = (key < self.block_start[:, :, None]) | (key >= self.path_start[:, :, None])
         same_row = self.row_ids[:, :, None] == self.row_ids[:, None, :]
-        return (outside & (key <= key[:, None]) & same_row)[:, None]
+        visible = outside & (key <= key[:, None]) & same_row
+        if self.subtree_end is not None:
+            visible &= key[:, None] < self.subtree_end[:, None, :]
+        return visible[:, None]
 
 
 def shard(rows: TokenRows, num_shards: int, chosen: Sequence[int] | None = None) -> list[list[int]]:
@@ -137,19 +148,35 @@ def collate(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBatc
         positions = torch.where(beyond > 0, last + beyond, positions)
     inside = chosen["path_start"] > 0
     shift = inside * starts[owner] if packed else torch.zeros_like(owner)
-    targets = chosen.targets
-    predictors = chosen.predictors[targets]
-    keep, places = torch.unique(column[predictors], return_inverse=True)
     return MicroBatch(
         input_ids=scatter(chosen["input_ids"]),
         position_ids=positions,
         block_start=scatter(chosen["block_start"] + shift),
         path_start=scatter(chosen["path_start"] + shift),
         row_ids=scatter(owner, fill=-1),
-        keep=keep,
-        predictors=torch.stack([row[predictors], places]),
-        labels=chosen["input_ids"][targets],
-        tokens=torch.cat([torch.arange(rows.bounds[each], rows.bounds[each + 1]) for each in group])[targets],
+        **index_targets(rows, group, row, column),
         packed=packed,
         has_blocks=bool(inside.any()),
     )
+
+
+def index_targets(rows: TokenRows, group: Sequence[int], row: Tensor, column: Tensor) -> dict[str, Tensor]:
+    """
+    Return `keep`, `predictors`, `labels` and `tokens` of a micro-batch.
+
+    Args:
+        rows: all rows.
+        group: indices of the rows in the micro-batch.
+        row: (N,) of each token of the group, its row in the micro-batch.
+        column: (N,) its column.
+    """
+    chosen = rows.select(group)
+    targets = chosen.targets
+    predictors = chosen.predictors[targets]
+    keep, places = torch.unique(column[predictors], return_inverse=True)
+    return {
+        "keep": keep,
+        "predictors": torch.stack([row[predictors], places]),
+        "labels": chosen["input_ids"][targets],
+        "tokens": torch.cat([torch.arange(rows.bounds[each], rows.bounds[each + 1]) for each in group])[targets],
+    }

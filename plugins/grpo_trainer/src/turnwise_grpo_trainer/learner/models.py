@@ -122,7 +122,7 @@ def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
     if kind == SEGMENTS:
         from turnwise_segment_attention import plan
 
-        return {**inputs, "layout": plan(micro.block_start, micro.path_start, micro.real)}
+        return {**inputs, "layout": plan(micro.block_start, micro.path_start, micro.real, micro.subtree_end)}
     mask = micro.attention_mask()
     return {**inputs, "attention_mask": None if mask is None else _dense_mask(model, kind, mask)}
 

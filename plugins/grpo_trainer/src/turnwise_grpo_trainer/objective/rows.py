@@ -19,6 +19,8 @@ from turnwise.record.columns import NO_VERSION
 
 _INDEX_COLUMNS = ("input_ids", "position_ids")
 _LAYOUT = ("block_start", "path_start")
+FORWARD_COLUMNS = (*_INDEX_COLUMNS, *_LAYOUT)
+"""The columns that a model's forward pass reads."""
 
 
 @frozen(eq=False)
@@ -30,10 +32,13 @@ class TokenRows:
         columns: (N,) tensors by name: the columns of a batch that training needs, and added ones. Ids, positions and
             the loss mask are int64.
         bounds: B + 1 offsets.
+        forward_columns: names of the columns that the model's forward pass reads. Rows share a prefix only where all of
+            them are equal. A model that replays the experts of the rollout adds theirs, (N, ...) integers.
     """
 
     columns: Mapping[str, Tensor]
     bounds: tuple[int, ...]
+    forward_columns: tuple[str, ...] = FORWARD_COLUMNS
 
     @classmethod
     def from_batch(cls, batch: RolloutBatch, loss_mask: Tensor) -> TokenRows:
@@ -111,7 +116,9 @@ class TokenRows:
         bounds = [0]
         for start, stop in spans:
             bounds.append(bounds[-1] + stop - start)
-        return TokenRows({name: column[index] for name, column in self.columns.items()}, tuple(bounds))
+        return evolve(
+            self, columns={name: column[index] for name, column in self.columns.items()}, bounds=tuple(bounds)
+        )
 
 
 def unpad(batch: RolloutBatch, values: Tensor, fill: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -35,6 +35,10 @@ _OF_BATCHES: Final = (
 )
 
 
+def _as_shape(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sizes)  # a type checker cannot tell the argument of `tuple` as a converter
+
+
 @frozen(kw_only=True)
 class ColumnSpec:
     """
@@ -55,7 +59,7 @@ class ColumnSpec:
 
     name: str
     dtype: str
-    shape: tuple[int, ...] = field(default=(), converter=tuple)
+    shape: tuple[int, ...] = field(default=(), converter=_as_shape)
     fill: float = field(default=0, eq=lambda fill: str(float(fill)))  # equal to itself also if it is nan
     tokens: Tokens = "sampled"
     on_branch: OnBranch = "keep"

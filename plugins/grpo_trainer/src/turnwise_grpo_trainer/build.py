@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from turnwise_grpo_trainer.loop.interrupts import Interrupt
 from turnwise_grpo_trainer.loop.loop import TrainLoop
 from turnwise_grpo_trainer.loop.sync_collector import SyncCollector
 from turnwise_grpo_trainer.loop.weight_sync import DirectSync, HybridSync, WeightSync
+from turnwise_grpo_trainer.objective.scorers import Scorer
 from turnwise_grpo_trainer.processes.placement import borrows_devices
 from turnwise_grpo_trainer.processes.sharding import LearnerSpec, join_group, load_local_trainer
 from turnwise_grpo_trainer.processes.trainers import Trainer
@@ -76,9 +78,14 @@ def import_ray_trainer() -> ModuleType:
 
 
 def build_loop(
-    setup: TrainSetup, manager: RolloutManager, trainer: Trainer, log: MetricLog, view: TrainView
+    setup: TrainSetup,
+    manager: RolloutManager,
+    trainer: Trainer,
+    log: MetricLog,
+    view: TrainView,
+    scorers: Sequence[Scorer] = (),
 ) -> TrainLoop:
-    """Build the training loop of the configured modes, before its first step."""
+    """Build the training loop of the configured modes, before its first step; its parts and `scorers` have started."""
     stop, buffer = Interrupt(), build_buffer(setup)
     decode = manager.chat.tokenizer.decode if manager.chat else None
     return TrainLoop(
@@ -93,6 +100,7 @@ def build_loop(
         log=log,
         view=view,
         stop=stop,
+        scorers=scorers,
     )
 
 

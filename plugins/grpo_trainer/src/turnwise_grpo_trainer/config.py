@@ -352,6 +352,7 @@ class TrainConfig:
         shuffle_rewards: permute the rewards of each batch: a control that must not learn.
         algorithm: from rewards to a loss.
         loss: a registered loss in place of PPO's clipped one: `dual_clip`, `gspo`, `cispo`, or another plugin's.
+        scorers: fill open columns of the episodes of a step before its update, in this order, for its loss.
         optimizer: AdamW and its schedule.
         policy: options of the model's computation.
         lora: train adapters of low rank in place of all weights; null trains all.
@@ -370,6 +371,7 @@ class TrainConfig:
     shuffle_rewards: bool = False
     algorithm: AlgorithmConfig = field(factory=AlgorithmConfig)
     loss: Choice | None = field(default=None, converter=optional(_as_choice))
+    scorers: tuple[Choice, ...] = ()
     optimizer: OptimizerConfig = field(factory=OptimizerConfig)
     policy: PolicyConfig = field(factory=PolicyConfig)
     lora: LoraConfig | None = None

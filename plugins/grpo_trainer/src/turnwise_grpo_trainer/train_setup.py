@@ -15,6 +15,7 @@ from turnwise.protocols import ModelSpec
 from turnwise.weights.sleep import drops_weights
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.objective.hooks import GROUP_ADVANTAGES, build_objectives
+from turnwise_grpo_trainer.objective.scorers import Scorer, ScoringRun, build_scorers, plain_choices
 from turnwise_rollout_buffer.task_stream import Share
 from turnwise_task_files import load_sources, load_tasks
 
@@ -51,6 +52,19 @@ class TrainSetup:
     def code(self) -> OwnCode:
         """The user's own code that the run may use."""
         return OwnCode(modules=self.run.modules, base_dir=self.run.base_dir)
+
+    @property
+    def scoring(self) -> ScoringRun:
+        """What scorers know of the training; the model is on this machine."""
+        temperature = self.run.rollout.sampling.temperature
+        return ScoringRun(model=self.model, policy=self.train.policy, temperature=temperature, tasks=self.tasks)
+
+    def checked_scorers(self) -> tuple[Scorer, ...]:
+        """Build the scorers; `ConfigError` for one that does not fit the training."""
+        scorers = build_scorers(self.train.scorers, self.host, self.code)
+        for scorer in scorers:
+            scorer.check(self.scoring)
+        return scorers
 
     @property
     def shares_devices(self) -> bool:
@@ -103,6 +117,7 @@ def read_setup(
     setup = TrainSetup(run, host, train, ModelSpec(), tasks, _load_validation_tasks(run), shares)
     if needs_train:
         _check(setup, path)
+        setup = _with_absolute_scorers(setup)
     return setup if run.is_on_hub(run.model) else evolve(setup, model=run.model_spec())
 
 
@@ -121,6 +136,14 @@ def with_model(setup: TrainSetup, earlier: RunConfig | None = None, *, weights: 
     run = setup.run if earlier is None else keep_commits(setup.run, earlier)
     run = pin_models(run, setup.host, weights=weights)
     return evolve(setup, run=run, model=run.model_spec(weights=weights))
+
+
+def _with_absolute_scorers(setup: TrainSetup) -> TrainSetup:
+    """Return a setup whose run can be written to another folder: the core does not know the paths of a scorer."""
+    if not setup.train.scorers:
+        return setup
+    scorers = plain_choices(setup.train.scorers, setup.host, setup.run.base_dir)
+    return evolve(setup, run=evolve(setup.run, train={**setup.run.train, "scorers": scorers}))
 
 
 def _structure_train(section: Mapping[str, Any], path: str) -> TrainConfig:
@@ -192,6 +215,7 @@ def _check(setup: TrainSetup, path: str) -> None:
             raise ConfigError(f"{path}: {text}")
     try:
         build_objectives(train, setup.host.recipe(), setup.code)
+        build_scorers(train.scorers, setup.host, setup.code)
     except (ConfigError, PluginError) as error:
         raise ConfigError(f"{path}: {error}") from error
 

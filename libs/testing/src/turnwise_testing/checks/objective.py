@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Tensors = dict[str, "Tensor"]
 _ROWS = (0, 0, 0, 1, 1, 2, 2, 2, 2, 3)
 """The row of each token."""
+_NUM_IDS = 3
+"""Ids of a column of ids."""
 _ATOL = 1e-5
 
 
@@ -31,12 +33,36 @@ class LossProbe:
 
     make_loss: Callable[[], Any]
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the open columns that the loss reads; see `ColumnLoss` of the trainer."""
+        return tuple(getattr(self.make_loss(), "columns", ()))
+
+    def tokens(self, seed: int = 0, spread: float = 0.3) -> Tensors:
+        """Return the inputs of `make_tokens`, and random values of the columns, whose names start with a dot."""
+        import torch
+
+        tokens, columns, ids = make_tokens(seed, spread), self.columns, getattr(self.make_loss(), "ids_column", "")
+        generator = torch.Generator().manual_seed(seed + 1)
+        shape = (len(_ROWS), _NUM_IDS) if ids else (len(_ROWS),)
+        for name in (*columns, *(["id_log_probs"] if ids else [])):
+            tokens[f".{name}"] = -1.0 - torch.rand(shape, generator=generator) * (1 + spread)
+        if ids:
+            tokens[f".{ids}"] = torch.arange(_NUM_IDS, dtype=torch.int32).expand(shape).clone()
+        return tokens
+
     def gradient(self, tokens: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return (M,) losses of tokens, and (M,) the gradient of their sum."""
         import torch
 
         log_probs = tokens["log_probs"].clone().requires_grad_()
-        losses, values = self.make_loss().compute(**{**tokens, "log_probs": log_probs})
+        given: dict[str, Any] = {name: each for name, each in tokens.items() if not name.startswith(".")}
+        if columns := self.columns:
+            given["columns"] = {name: tokens[f".{name}"] for name in columns}
+        if ".id_log_probs" in tokens:
+            # In a training, all log-probabilities of a token come from one distribution.
+            given["id_log_probs"] = tokens[".id_log_probs"] + (log_probs - log_probs.detach())[:, None]
+        losses, values = self.make_loss().compute(**{**given, "log_probs": log_probs})
         size = tuple(log_probs.shape)
         expect(tuple(losses.shape) == size, f"{size[0]} tokens have losses of the shape {tuple(losses.shape)}")
         for name, value in values.items():
@@ -79,15 +105,17 @@ _check_loss = register(LOSS_CHECKS)
 def check_gradient_is_finite(probe: LossProbe) -> None:
     """Losses and gradients are finite, also where the policies differ by 60 nats in one token."""
     for spread in (0.0, 0.3, 30.0):
-        losses, gradient = probe.gradient(make_tokens(spread=spread))
+        losses, gradient = probe.gradient(probe.tokens(spread=spread))
         expect(bool(losses.isfinite().all()), f"a loss is not finite with log-ratios of about {spread:g}")
         expect(bool(gradient.isfinite().all()), f"a gradient is not finite with log-ratios of about {spread:g}")
 
 
 @_check_loss
 def check_follows_the_advantages(probe: LossProbe) -> None:
-    """Where the policy has not moved yet, a step makes tokens with positive advantages more likely."""
-    tokens = make_tokens(spread=0.0)
+    """Where the policy has not moved yet, a step makes tokens with positive advantages more likely, without columns."""
+    if probe.columns:
+        return  # a teacher may say otherwise than the reward
+    tokens = probe.tokens(spread=0.0)
     _, gradient = probe.gradient(tokens)
     gain = -(gradient * tokens["advantages"]).sum().item()
     expect(gain > 0, f"a step against the gradient changes the advantage-weighted log-probabilities by {gain:g}")
@@ -98,7 +126,7 @@ def check_order_of_rows_changes_nothing(probe: LossProbe) -> None:
     """The order of the tokens in a micro-batch has no effect on the loss and the gradient of a token."""
     import torch
 
-    tokens = make_tokens()
+    tokens = probe.tokens()
     order = torch.randperm(len(_ROWS), generator=torch.Generator().manual_seed(1))
     before, after = probe.gradient(tokens), probe.gradient({name: each[order] for name, each in tokens.items()})
     for name, one, other in zip(("loss", "gradient"), before, after, strict=True):
@@ -110,7 +138,7 @@ def check_micro_batches_change_nothing(probe: LossProbe) -> None:
     """A row has the same losses and gradients alone as with other rows, because micro-batches cut between rows."""
     import torch
 
-    tokens = make_tokens()
+    tokens = probe.tokens()
     whole = probe.gradient(tokens)
     for row in set(_ROWS):
         own = tokens["rows"] == row
@@ -124,7 +152,7 @@ def check_inputs_are_constants(probe: LossProbe) -> None:
     """No gradient flows into advantages or old log-probabilities, and no input is changed."""
     import torch
 
-    tokens = make_tokens()
+    tokens = probe.tokens()
     copies = {name: each.clone() for name, each in tokens.items()}
     probe.gradient(tokens)
     for name, each in tokens.items():

@@ -68,7 +68,9 @@ class TrainCommand:
         overrides = [*arguments.overrides, *(["train.shuffle_rewards=true"] if arguments.shuffle_rewards else [])]
         setup = read_setup(arguments.config, overrides, with_logging=True)
         if arguments.dry_run:
-            print_plan(with_model(setup, weights=False))
+            setup = with_model(setup, weights=False)
+            setup.checked_scorers()
+            print_plan(setup)
             return OK
         if arguments.out is None:
             raise ConfigError("--out: missing; name an output folder, or add --dry-run")

@@ -58,6 +58,7 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
         check_device(setup.train.policy.device, "train.policy.device")
     view = TrainView(setup.train.num_steps, setup.train.tasks_per_step * setup.group_size, Console(stderr=True))
     place_training(setup)  # refuses devices that engine and trainer cannot share
+    scorers = setup.checked_scorers()
     # The manager comes first: it reports a plugin's missing requirements before the model is loaded.
     manager = RolloutManager.from_config(setup.run, setup.host, observers=[view, RunningEpisodes(out)])
     if latest is None:  # a training that has begun has measured them
@@ -72,7 +73,9 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
         trainer = build_trainer(setup, manager)
         stack.enter_context(manager)
         log = MetricLog(out, manager.observers.emit, setup.describe())
-        loop = build_loop(setup, manager, trainer, log, view)
+        for scorer in scorers:
+            scorer.start(setup.scoring)
+        loop = build_loop(setup, manager, trainer, log, view, scorers)
         try:
             if not resume:
                 store.remove_all()  # not earlier: if loading fails, the old training is still complete

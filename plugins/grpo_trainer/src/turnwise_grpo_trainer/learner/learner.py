@@ -41,7 +41,8 @@ from turnwise_grpo_trainer.learner.update_metrics import (
     spread_rows,
 )
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask, estimate_advantages
-from turnwise_grpo_trainer.objective.hooks import Objectives, build_objectives
+from turnwise_grpo_trainer.objective.hooks import ColumnLoss, Objectives, build_objectives
+from turnwise_grpo_trainer.objective.loss_columns import add_loss_columns, find_labels, split_log_probs
 from turnwise_grpo_trainer.objective.losses import token_weights, value_loss
 from turnwise_grpo_trainer.objective.path_ratios import measure_paths
 from turnwise_grpo_trainer.objective.policy_loss import policy_loss
@@ -148,7 +149,8 @@ class Learner:
         self._meter = StageMeter()
         algorithm = self.config.algorithm
         mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
-        rows, metrics = self._prepare(batch, TokenRows.from_batch(batch, mask))
+        rows = add_loss_columns(TokenRows.from_batch(batch, mask), batch, self.objectives.loss)
+        rows, metrics = self._prepare(batch, rows)
         sequences = batch.episode_index if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
         rows = rows.with_columns(sequence=sequences[rows.row_index])
         self.policy.scale_lr(lr_factor)
@@ -178,7 +180,7 @@ class Learner:
         )
         self.advantages = advantages.values
         rows = rows.with_columns(advantages=unpad(batch, advantages.values))
-        rows = rows.with_columns(measured=find_measured(rows))
+        rows = rows.with_columns(measured=find_measured(rows, all_rows=isinstance(self.objectives.loss, ColumnLoss)))
         metrics = {
             "actor/trained_tokens": float(mask.sum()),
             "actor/trained_rows": float((mask.sum(1) > 0).sum()),
@@ -333,16 +335,18 @@ class Learner:
         """Accumulate gradients and metrics; return (M,) log-probabilities, 0 for a micro-batch that does not count."""
         local = micro.to(self.device)
         algorithm = self.config.algorithm
+        columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
+        columns["row"] = rows.row_index[micro.tokens].to(self.device)
         with self._autocast():
-            log_probs, entropy = token_log_probs(
+            each, entropy = token_log_probs(
                 self.policy.model,
                 local,
                 self.temperature,
                 entropy="gradient" if algorithm.entropy_coeff != 0 else "value",
                 chunk=self.sizes.logits_chunk,
+                labels=find_labels(self.objectives.loss, local.labels, columns),
             )
-        columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
-        columns["row"] = rows.row_index[micro.tokens].to(self.device)
+        log_probs = split_log_probs(each, columns)
         weights = columns["weights"]
         loss, surrogate, values = policy_loss(algorithm, self.objectives.loss, columns, log_probs, entropy)
         torch.autograd.backward(scale * (weights * loss).sum())

@@ -10,7 +10,7 @@ the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -27,7 +27,13 @@ Entropy = Literal["none", "value", "gradient"]
 
 
 def token_log_probs(
-    model: Any, micro: MicroBatch, temperature: float, *, entropy: Entropy = "none", chunk: int | None = None
+    model: Any,
+    micro: MicroBatch,
+    temperature: float,
+    *,
+    entropy: Entropy = "none",
+    chunk: int | None = None,
+    labels: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """
     Return the log-probability of every token in the loss, under the distribution that it was sampled from.
@@ -38,24 +44,26 @@ def token_log_probs(
         temperature: sampling temperature; the logits are divided by it.
         entropy: whether to compute the entropies, too.
         chunk: most tokens whose logits are in memory at once; None takes all columns at once.
+        labels: (M, K) int64, several ids in the place of each token; None is the token itself.
 
     Returns:
-        (M,) float32, and (M,) entropies or None.
+        (M,) float32, or (M, K) with `labels`; and (M,) entropies or None.
 
     Raises:
         ConfigError: the chunks need the logits of the model's output head, and the model changes them afterwards.
     """
+    labels = micro.labels if labels is None else labels
     columns = micro.input_ids.shape[0] * len(micro.keep)
     if chunk is None or columns <= chunk:
         output = model(**forward_inputs(model, micro), logits_to_keep=micro.keep)
-        return _score(output.logits[micro.predictors[0], micro.predictors[1]], micro.labels, temperature, entropy)
+        return _score(output.logits[micro.predictors[0], micro.predictors[1]], labels, temperature, entropy)
     head = model.get_output_embeddings()
     hidden = _hidden_states(model, head, micro)[micro.predictors[0], micro.predictors[1]]
 
-    def score(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _score(head(states), labels, temperature, entropy)
+    def score(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _score(head(states), ids, temperature, entropy)
 
-    pieces = list(zip(torch.split(hidden, chunk), torch.split(micro.labels, chunk), strict=True))
+    pieces = list(zip(torch.split(hidden, chunk), torch.split(labels, chunk), strict=True))
     if len(pieces) == 1 or not torch.is_grad_enabled():
         scores = [score(*piece) for piece in pieces]
     else:
@@ -64,12 +72,39 @@ def token_log_probs(
     return log_probs, None if entropy == "none" else torch.cat([each for _, each in scores if each is not None])
 
 
+@torch.no_grad()
+def measure_logits(
+    model: Any, micro: MicroBatch, measure: Callable[[Tensor, Tensor], Sequence[Tensor]], *, chunk: int | None = None
+) -> list[Tensor]:
+    """
+    Return what a function finds in the logits of the tokens in the loss, chunk by chunk and without a gradient.
+
+    Args:
+        model: a causal model.
+        micro: M tokens are in the loss.
+        measure: gets (m, V) logits in the model's type and (m,) labels of a chunk, and returns tensors of m entries.
+        chunk: as in `token_log_probs`.
+
+    Returns:
+        The tensors of `measure`, each for all M tokens; errors as in `token_log_probs`.
+    """
+    rows, places = micro.predictors
+    if chunk is None or micro.input_ids.shape[0] * len(micro.keep) <= chunk:
+        logits = model(**forward_inputs(model, micro), logits_to_keep=micro.keep).logits
+        return list(measure(logits[rows, places], micro.labels))
+    head = model.get_output_embeddings()
+    hidden = _hidden_states(model, head, micro)[rows, places]
+    pieces = zip(torch.split(hidden, chunk), torch.split(micro.labels, chunk), strict=True)
+    found = [measure(head(states), labels) for states, labels in pieces]
+    return [torch.cat(each) for each in zip(*found, strict=True)]
+
+
 def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
-    """Return (M,) log-probabilities of labels and their entropies, from (M, V) logits."""
+    """Return (M,) or (M, K) log-probabilities of labels, and (M,) entropies, from (M, V) logits."""
     scaled = logits.float() if temperature == 1 else logits.float() / temperature
     each = scaled.log_softmax(-1)
     del logits, scaled  # each is as large as the logits of a chunk
-    log_probs = each.gather(-1, labels[:, None]).squeeze(-1)
+    log_probs = each.gather(-1, labels) if labels.ndim > 1 else each.gather(-1, labels[:, None]).squeeze(-1)
     if entropy == "none":
         return log_probs, None
     if entropy == "gradient":

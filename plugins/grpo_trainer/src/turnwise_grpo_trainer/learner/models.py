@@ -37,9 +37,9 @@ def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None =
     return model if lora is None else add_adapters(model, lora, base, spec.commit).train()
 
 
-def load_reference(config: PolicyConfig, spec: ModelSpec) -> Any:
-    """Load the same model, frozen and in evaluation mode."""
-    model = _load("AutoModelForCausalLM", config, spec).eval()
+def load_reference(config: PolicyConfig, spec: ModelSpec, key: str = "model.path") -> Any:
+    """Load a model, frozen and in evaluation mode; `key` names its path in errors."""
+    model = _load("AutoModelForCausalLM", config, spec, key).eval()
     return model.requires_grad_(requires_grad=False)
 
 
@@ -67,12 +67,12 @@ def _disable_dropout(model: Any) -> Any:
     return model.train()
 
 
-def _load(kind: str, config: PolicyConfig, spec: ModelSpec, **options: Any) -> Any:
+def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.path", **options: Any) -> Any:
     if spec.path is None:
-        raise ConfigError("model.path: missing; the trainer needs a model directory")
+        raise ConfigError(f"{key}: missing; the trainer needs a model directory")
     if not (spec.path / "config.json").is_file():
-        raise ConfigError(f"model.path: {str(spec.path)!r} is not a model directory: it has no config.json")
-    with _config_errors(f"model.path: cannot load {str(spec.path)!r} for training"):
+        raise ConfigError(f"{key}: {str(spec.path)!r} is not a model directory: it has no config.json")
+    with _config_errors(f"{key}: cannot load {str(spec.path)!r} for training"):
         import transformers
 
         hide_progress_bars()

@@ -16,14 +16,16 @@ from turnwise_grpo_trainer.objective.rows import TokenRows
 Sums = dict[str, float]
 
 
-def find_measured(rows: TokenRows) -> Tensor:
+def find_measured(rows: TokenRows, *, all_rows: bool = False) -> Tensor:
     """
-    Return (N,) the tokens that metrics cover, 1 on each: those in the loss whose rows have an advantage.
+    Return (N,) the tokens that metrics cover, 1 on each: those in the loss whose rows have an advantage, or all in it.
 
     Rows without one often need no forward pass. They are left out whatever the loss is, so that a metric means the same
     with every loss. In a batch without any advantage, these are the tokens of the first row in the loss.
     """
     mask, index = rows["loss_mask"], rows.row_index
+    if all_rows:
+        return mask
     effect = torch.zeros(len(rows)).index_add_(0, index, (rows["advantages"] * mask).abs())
     if not effect.any() and len(rows.targets):
         effect[index[rows.targets[0]]] = 1

@@ -23,6 +23,7 @@ from turnwise_grpo_trainer.loop.interrupts import Interrupt, TrainingInterrupted
 from turnwise_grpo_trainer.loop.weight_sync import WeightSync
 from turnwise_grpo_trainer.objective.hooks import GROUP_ADVANTAGES
 from turnwise_grpo_trainer.objective.reward_shaping import punish_overlong, shuffle_rewards
+from turnwise_grpo_trainer.objective.scorers import Scorer, score_episodes
 from turnwise_grpo_trainer.processes.trainers import Trainer
 from turnwise_grpo_trainer.report.episode_log import EpisodeLog, split_advantages
 from turnwise_grpo_trainer.report.episode_metrics import check_not_all_failed, compute_episode_metrics, task_rewards
@@ -53,6 +54,7 @@ class TrainLoop:
         log: started.
         view: shows the progress.
         stop: the request to stop, shared with the source.
+        scorers: started; they fill columns of the episodes of a step.
         step: number of completed steps.
         version: weight version of policy and engine.
         train_s: seconds spent in steps.
@@ -72,6 +74,7 @@ class TrainLoop:
     log: MetricLog
     view: TrainView
     stop: Interrupt
+    scorers: Sequence[Scorer] = ()
     step: int = 0
     version: int = 0
     train_s: float = 0.0
@@ -84,8 +87,9 @@ class TrainLoop:
     _is_updating: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        by_groups = self.setup.train.algorithm.adv_estimator.name in GROUP_ADVANTAGES
-        watch_reward = not self.setup.train.buffer.dynamic_sampling
+        by_reward = not self.scorers  # otherwise the loss may learn from their columns, whatever the rewards are
+        by_groups = by_reward and self.setup.train.algorithm.adv_estimator.name in GROUP_ADVANTAGES
+        watch_reward = by_reward and not self.setup.train.buffer.dynamic_sampling
         self.health = TrainingHealth(watch_reward=watch_reward, by_groups=by_groups)
 
     def run(self) -> None:
@@ -142,6 +146,9 @@ class TrainLoop:
         metrics["buffer/staleness"] = float(max(map(self.buffer.staleness, groups), default=0))
         if episodes:
             switched = self.sync.before_update()
+            if self.scorers:
+                with meter.stage("score"), self.manager.waiting_for("the scorers"):
+                    episodes = score_episodes(self.scorers, episodes)
             self._is_updating = True
             metrics |= self._update_policy(episodes, meter) | switched
             self.version += 1

@@ -66,12 +66,31 @@ class PolicyLoss(Protocol):
             rollout_log_probs: of the engine.
             advantages: of the tokens.
             rows: int64, the row of each token, in no particular order; a row is a trajectory, or an expanded path.
-            more: later versions may add inputs.
+            more: further inputs: those of a `ColumnLoss`, and those that later versions add.
 
         Returns:
             (M,) losses to minimise; and (M,) values by name, whose means are logged as ``actor/NAME``. The names are
             the same for every micro-batch.
         """
+
+
+@runtime_checkable
+class ColumnLoss(Protocol):
+    """
+    A `PolicyLoss` that reads open columns of the batch, such as the log-probabilities of a teacher.
+
+    `compute` then gets `columns`, (M, *shape) values by name. It gets every token in the loss, also in groups without
+    an advantage, and metrics cover all of them.
+
+    Attributes:
+        columns: names of columns of response tokens. A training without one is refused, and so is a trained token whose
+            value is not a number.
+        ids_column: one of them with (M, K) token ids, whose log-probabilities `compute` gets as `id_log_probs`, (M, K),
+            of the policy and with a gradient; empty for none.
+    """
+
+    columns: tuple[str, ...]
+    ids_column: str
 
 
 @frozen(eq=False)

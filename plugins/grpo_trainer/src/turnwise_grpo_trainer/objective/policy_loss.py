@@ -12,6 +12,7 @@ from torch import Tensor
 
 from turnwise_grpo_trainer.config import AlgorithmConfig
 from turnwise_grpo_trainer.objective.hooks import PolicyLoss
+from turnwise_grpo_trainer.objective.loss_columns import more_inputs
 from turnwise_grpo_trainer.objective.losses import importance_weights, kl_estimate, limit_log_ratio, row_means, row_sums
 
 
@@ -45,6 +46,7 @@ def policy_loss(
         rollout_log_probs=rollout,
         advantages=columns["advantages"],
         rows=columns["row"],
+        **more_inputs(loss, columns),
     )
     all_weights = importance_weights(log_probs, rollout, math.inf)
     measured = {

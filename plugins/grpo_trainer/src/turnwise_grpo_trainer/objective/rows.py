@@ -121,15 +121,15 @@ class TokenRows:
         )
 
 
-def unpad(batch: RolloutBatch, values: Tensor, fill: int = 0) -> Tensor:
-    """Return (N,) the values of (B, R) response columns on the tokens of a batch, `fill` on prompts."""
-    whole = values.new_full(batch.input_ids.shape, fill)
+def unpad(batch: RolloutBatch, values: Tensor, fill: float = 0) -> Tensor:
+    """Return (N, ...) the values of (B, R, ...) response columns on the tokens of a batch, `fill` on prompts."""
+    whole = values.new_full((*batch.input_ids.shape, *values.shape[2:]), fill)
     whole[:, batch.prompt_length :] = values
     return whole[batch.attention_mask.bool()]
 
 
-def pad(batch: RolloutBatch, values: Tensor) -> Tensor:
-    """Return (B, R) the values of (N,) tokens on the response columns of a batch, 0 on pads; the inverse of `unpad`."""
-    whole = values.new_zeros(batch.input_ids.shape)
+def pad(batch: RolloutBatch, values: Tensor, fill: float = 0) -> Tensor:
+    """Return (B, R, ...) the values of (N, ...) tokens on response columns, `fill` on pads; the inverse of `unpad`."""
+    whole = values.new_full((*batch.input_ids.shape, *values.shape[1:]), fill)
     whole[batch.attention_mask.bool()] = values
     return whole[:, batch.prompt_length :]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 
 from turnwise import EpisodeResult
 from turnwise.files import partial_path
-from turnwise.types import FloatArray, TokenArray, TokenScore
+from turnwise.types import FloatArray, TokenArray
+from turnwise_grpo_trainer.report.record_values import split_by_record
 from turnwise_result_files import TrajectoryWriter
 
 if TYPE_CHECKING:
@@ -92,9 +93,6 @@ def split_advantages(
     """
     Return the advantages of each episode by trajectory.
 
-    A record with parallel paths can be several rows of a batch, and a row can hold its tokens in another order. So the
-    tokens are numbered, and a batch of the numbers in place of the scores tells the place of each.
-
     Args:
         episodes: of the batch, in order.
         advantages: (B, R), of the batch's rows.
@@ -103,30 +101,4 @@ def split_advantages(
     Returns:
         For each episode, (R,) float32 of each trajectory, 0 outside the loss; None for one that is not trained.
     """
-    batch = collate([_number_tokens(episode) for episode in episodes])
-    numbers, owners = batch.rm_scores.long().numpy(), batch.episode_index.tolist()
-    flat = [np.zeros(1 + _count_tokens(episode), np.float32) for episode in episodes]
-    for owner, places, values in zip(owners, numbers, advantages, strict=True):
-        flat[owner][places[places > 0]] = values[places > 0]
-    return [_split(episode, values[1:]) for episode, values in zip(episodes, flat, strict=True)]
-
-
-def _count_tokens(episode: EpisodeResult) -> int:
-    return sum(record.num_response_tokens for record in episode.trajectories)
-
-
-def _number_tokens(episode: EpisodeResult) -> EpisodeResult:
-    """Return the episode with the number of each trained token as its score, from 1 through all trajectories."""
-    scores, before = [], 1
-    for record, trained in zip(episode.trajectories, episode.trained, strict=True):
-        size = record.num_response_tokens
-        mask = record.response_mask * int(trained)
-        scores.append(TokenScore(values=tuple(((np.arange(size) + before) * mask).tolist())))
-        before += size
-    return evolve(episode, scores=tuple(scores))
-
-
-def _split(episode: EpisodeResult, values: FloatArray) -> Columns:
-    ends = np.cumsum([record.num_response_tokens for record in episode.trajectories], dtype=np.int64)
-    parts = np.split(values, ends[:-1]) if len(ends) else []
-    return [part if trained else None for part, trained in zip(parts, episode.trained, strict=True)]
+    return split_by_record(episodes, advantages.astype(np.float32, copy=False), collate)

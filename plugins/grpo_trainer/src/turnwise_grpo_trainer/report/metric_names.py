@@ -27,7 +27,8 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "actor/trained_rows": "Rows with a token in the loss.",
     "actor/measured_tokens": "Tokens that the means over tokens cover, here and in `importance/`, `gap/` and `policy/`:"
     " the tokens in the loss whose rows have an advantage. Groups with equal rewards have none; if no row has one,"
-    " these are the tokens of the first row. The loss and its options do not change them.",
+    " these are the tokens of the first row. The loss and its options do not change them, except that a loss that reads"
+    " columns, such as those of a teacher, has all tokens in the loss measured.",
     "actor/pg_loss": "Policy loss, the mean over the mini-batches.",
     "actor/clip_frac": "Share of the measured tokens whose gradient the clip stopped.",
     "actor/entropy": "Entropy of the policy in nats, the mean over the measured tokens.",
@@ -65,7 +66,7 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "buffer/*": "Staleness of the oldest group of the batch in weight versions, and counts of groups since the start.",
     "sync/*": "Of a weight update, such as `bytes`.",
     "switch/*": "Seconds and bytes of the stages of a memory switch.",
-    "cpu/*": "Seconds of processor of the training process in a stage, such as `rollout`, `update`, its parts"
+    "cpu/*": "Seconds of processor of the training process in a stage, such as `rollout`, `score`, `update`, its parts"
     " `log_probs`, `forward_backward`, `optimizer` and `diagnostics`, `sync`, `checkpoint` and `export`. A"
     " line has the costs of the checkpoint before it; the last line has those after the last step.",
     "memory/*": "Peak of the training process's resident memory in a stage, in GB; where the system cannot set a peak"

@@ -9,6 +9,7 @@ from pathlib import Path
 from turnwise import Resources
 from turnwise_task_files.rows import task_from_row
 from turnwise_workspace_tasks.config import RewardConfig
+from turnwise_workspace_tasks.graded_task import GradedTask
 from turnwise_workspace_tasks.grading import Grade, grade
 from turnwise_workspace_tasks.harbor import read_harbor_task
 from turnwise_workspaces import Command, Workspace
@@ -28,14 +29,18 @@ def shell(text: str) -> Agent:
     return run
 
 
-def grade_agent(folder: Path, agent: Agent, config: RewardConfig | None = None) -> Grade:
-    """Return the grade of an agent in the task of a folder."""
+def grade_agent(folder: Path, agent: Agent) -> Grade:
+    """Return the grade of an agent in the task of a folder in Harbor's form."""
+    return grade_task(read_harbor_task(folder), agent)
+
+
+def grade_task(task: GradedTask, agent: Agent) -> Grade:
+    """Return the grade of an agent in a task."""
     (tool, *_) = make_tools(WorkspaceToolsConfig(), Resources())
-    task = read_harbor_task(folder)
 
     async def run() -> Grade:
         async with tool.use.owner.workspace(tool.use.spec(task_from_row(task.row()))) as workspace:
             await agent(workspace)
-            return await grade(workspace, task.tests, config or RewardConfig())
+            return await grade(workspace, task.tests, RewardConfig())
 
     return asyncio.run(run())

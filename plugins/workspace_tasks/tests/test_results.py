@@ -25,6 +25,17 @@ def test_reports_by_test():
     assert read_result("ctrf", "c.json", json.dumps(CTRF).encode()).passed == {"a": True, "b": False}
 
 
+def test_lines_of_a_summary():
+    """Parameters of a name may hold spaces; the reason of a failure does not belong to it."""
+    text = (
+        b"PASSED t.py::a[x y]\nFAILED t.py::b - assert 1 == 2\nXFAIL t.py::c\nnot PASSED t.py::d\nSKIPPED [1] t.py:3\n"
+    )
+
+    passed = read_result("pytest", "the output", text).passed
+
+    assert passed == {"t.py::a[x y]": True, "t.py::b": False, "t.py::c": True}
+
+
 def test_numbers():
     """A reward file has one number, or the one that is named so."""
     assert read_result("reward", "reward.txt", b" 0.5\n").value == 0.5
@@ -42,6 +53,7 @@ def test_numbers():
         ("reward", "reward.json", b"[1]"),
         ("reward", "reward.json", json.dumps({f"n{n}": n for n in range(40)}).encode()),
         ("reward", "reward.json", b"[" * 100_000),
+        ("pytest", "the output", b"3 passed"),
         ("ctrf", "c.json", b'{"results": {}}'),
         ("junit", "j.xml", b"<testsuite>"),
         ("junit", "j.xml", b'<!DOCTYPE a [<!ENTITY b "cc">]><testsuite><testcase name="&b;"/></testsuite>'),

@@ -14,8 +14,8 @@ from turnwise.types import JsonDict
 from turnwise_workspaces.task_columns import TaskWorkspace, decode_content, encode_content
 
 TESTS_COLUMN: Final = "tests"
-ResultForm = Literal["reward", "ctrf", "junit", "exit_code"]
-RESULT_FORMS: Final[tuple[ResultForm, ...]] = ("reward", "ctrf", "junit", "exit_code")
+ResultForm = Literal["reward", "ctrf", "junit", "pytest", "exit_code"]
+RESULT_FORMS: Final[tuple[ResultForm, ...]] = ("reward", "ctrf", "junit", "pytest", "exit_code")
 
 
 @frozen(kw_only=True)
@@ -29,7 +29,8 @@ class Tests:
         fresh: folders that are emptied before the tests: the ones of the files and of the results.
         timeout_s: seconds that the command may take.
         environment: variables of the command.
-        result: form of the result; `reward` is a file with a number, or with numbers by name.
+        result: form of the result; `reward` is a file with a number, or with numbers by name, and `pytest` the lines
+            of a summary (`pytest -rA`) in the output.
         results: absolute paths of the result; the first that exists counts.
         must_pass: names of the tests that decide the score; empty for all.
     """

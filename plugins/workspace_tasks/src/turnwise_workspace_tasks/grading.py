@@ -131,7 +131,7 @@ def _test_command(tests: Tests, config: RewardConfig) -> Command:
     return Command(
         argv=tests.command,
         timeout_s=config.timeout_s or tests.timeout_s,
-        max_output_bytes=config.max_output_bytes,
+        max_output_bytes=MAX_RESULT_BYTES if tests.result == "pytest" else config.max_output_bytes,
         environment=environment,
     )
 
@@ -149,6 +149,8 @@ def _why_not_counted(done: ExecResult) -> str:
 async def _read_results(workspace: Workspace, tests: Tests, done: ExecResult) -> Results:
     if tests.result == "exit_code":
         return Results(value=float(done.exit_code == 0))
+    if tests.result == "pytest":
+        return read_result("pytest", "the output", done.stdout)
     for path in tests.results:
         try:
             data = await workspace.read(path, max_bytes=MAX_RESULT_BYTES + 1)

@@ -27,6 +27,7 @@ _FILES: Final[Mapping[ResultForm, tuple[str, ...]]] = {
     "reward": (f"{RESULTS}/reward.txt", f"{RESULTS}/reward.json"),
     "ctrf": (f"{RESULTS}/ctrf.json",),
     "junit": (f"{RESULTS}/junit.xml",),
+    "pytest": (),
     "exit_code": (),
 }
 
@@ -73,21 +74,23 @@ def read_harbor_task(folder: Path, image: str = "") -> GradedTask:
 def _read_environment(folder: Path, image: str) -> Recipe:
     """Return the files of the agent: those of the Dockerfile, or all if there is none; an image has them itself."""
     context = read_tree(folder / "environment")
+    return Recipe() if image else read_context(folder / "environment", context)
+
+
+def read_context(folder: Path, context: dict[str, bytes]) -> Recipe:
+    """Return the effect of a Dockerfile in the folder of its context; `DataError` when it needs an image."""
     dockerfile = context.pop("Dockerfile", None)
-    if image:
-        return Recipe()
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if name in context:
-            raise DataError(f"{folder}/environment/{name}: is not supported; build an image and name it as image=NAME")
+            raise DataError(f"{folder}/{name}: is not supported; build an image and name it as image=NAME")
     if dockerfile is None:
         return Recipe(files=context)
-    place = f"{folder}/environment/Dockerfile"
     try:
         recipe = read_dockerfile(dockerfile.decode(errors="replace"), context)
     except DataError as error:
-        raise DataError(f"{place}: {error}") from error
+        raise DataError(f"{folder}/Dockerfile: {error}") from error
     if recipe.run:
-        raise DataError(f"{place}: {recipe.run!r:.80} needs an image: build it and name it as image=NAME")
+        raise DataError(f"{folder}/Dockerfile: {recipe.run!r:.80} needs an image: build it and name it as image=NAME")
     return recipe
 
 

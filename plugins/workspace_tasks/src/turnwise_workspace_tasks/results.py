@@ -17,6 +17,7 @@ MAX_RESULT_BYTES: Final = 4 * 2**20
 _MAIN: Final = "reward"
 _MAX_NUMBERS: Final = 32
 _NAME: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_SUMMARY: Final = re.compile(r"^(PASSED|XFAIL|FAILED|ERROR|XPASS) ([^ \n[]+(?:\[.*?\](?= - |$))?)", re.MULTILINE)
 _FAILED: Final = frozenset({"failure", "error"})
 
 
@@ -62,6 +63,8 @@ def read_result(form: ResultForm, name: str, data: bytes) -> Results:
             return _read_ctrf(json.loads(data))
         if form == "junit":
             return _read_junit(data)
+        if form == "pytest":
+            return _read_summary(data)
         return _read_numbers(json.loads(data)) if name.endswith(".json") else _read_number(data)
     except (ValueError, RecursionError, ElementTree.ParseError) as error:
         raise ResultError(f"{name}: {' '.join(str(error).split())}") from error
@@ -95,6 +98,13 @@ def _read_ctrf(found: Any) -> Results:
     except (TypeError, KeyError) as error:
         raise ValueError(f"expected a CTRF report with results.tests, got {found!r:.100}") from error
     return Results(passed=_merge([(name, status == "passed") for name, status in tests if status != "skipped"]))
+
+
+def _read_summary(data: bytes) -> Results:
+    found = _SUMMARY.findall(data.decode(errors="replace"))
+    if not found:
+        raise ValueError("has no line of a summary; run pytest with -rA")
+    return Results(passed=_merge([(name, verdict in ("PASSED", "XFAIL")) for verdict, name in found]))
 
 
 def _read_junit(data: bytes) -> Results:

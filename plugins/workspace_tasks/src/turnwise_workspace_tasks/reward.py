@@ -45,7 +45,12 @@ class WorkspaceTests:
         for name, value in result.metrics.items():
             episode.record_metric(name, value)
         log = structlog.get_logger()
-        log.debug("tests ended", reward=result.value, problem=result.problem, output=result.output)
+        log.debug(
+            "tests ended",
+            reward=result.value,
+            problem=result.problem,
+            output=result.output[: self._config.max_output_bytes],
+        )
         last = _last_trained(episode)
         return [
             TrajectoryScore(value=result.value if number == last else 0.0)

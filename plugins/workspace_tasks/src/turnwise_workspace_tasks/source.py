@@ -11,11 +11,14 @@ from attrs import evolve, field, frozen, validators
 from turnwise.errors import DataError
 from turnwise.plugin.registry import did_you_mean
 from turnwise_task_files import parse_text
-from turnwise_workspace_tasks import harbor
+from turnwise_workspace_tasks import harbor, terminal_bench
 from turnwise_workspace_tasks.graded_task import RESULT_FORMS, GradedTask, ResultForm
 
 Reader = Callable[[Path, str], GradedTask]
-FORMS: Final[Mapping[str, tuple[str, Reader]]] = {"harbor": (harbor.CONFIG, harbor.read_harbor_task)}
+FORMS: Final[Mapping[str, tuple[str, Reader]]] = {
+    "harbor": (harbor.CONFIG, harbor.read_harbor_task),
+    "terminal_bench": (terminal_bench.CONFIG, terminal_bench.read_terminal_bench_task),
+}
 """By the name of the source: the file that each task has, and the function that reads a task."""
 
 
@@ -27,7 +30,8 @@ class Options:
     Attributes:
         image: of the workspaces, in place of the ones that the tasks name or describe; `{name}` is the task's name.
         tasks: names of the tasks that are read, joined by commas; null reads all.
-        result: form of the tests' results, `reward`, `ctrf`, `junit` or `exit_code`; null finds it in the test files.
+        result: form of the tests' results, `reward`, `ctrf`, `junit`, `pytest` or `exit_code`; null finds it in the test
+            files.
     """
 
     image: str = ""

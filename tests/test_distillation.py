@@ -105,6 +105,7 @@ def test_a_training_by_the_command_line(site: Path, loss: str, runtime: tuple[st
             assert np.nanmean(np.concatenate(gap)) == pytest.approx(measured[0]["actor/teacher_kl"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_masks_do_not_change(site: Path) -> None:
     """The first step has the same tokens, masks and rewards with a teacher as without one."""
     with_teacher = train(site, "with", *options("reverse_kl"), "train.num_steps=1")

@@ -100,6 +100,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
 _PROGRAM: Final = "needs a program: plugins/gateway/tests and tests/test_external_agents.py have some"
 _LEASE: Final = "needs agents that lease the episodes: tests/test_external_pull_example.py"
 _TRAIN: Final = "a training: tests/test_train_examples.py; its other sections are few"
+_TEACHER: Final = "a training: tests/test_distillation.py; its other sections are few"
 _LABELS: Final = "needs nodes with these labels: tests/test_ray_nodes.py"
 _STORE: Final = "needs an account and a store; the plugin's own tests run it"
 _GPU: Final = "needs GPUs"
@@ -110,8 +111,10 @@ NOT_ROLLED_OUT: Final[dict[str, str]] = {
     "docs/how-to/train.md#1": _TRAIN,
     "docs/how-to/train.md#2": _TRAIN,
     "docs/how-to/train.md#3": _STORE,
-    "docs/how-to/write-a-loss.md#4": _TRAIN,
+    **dict.fromkeys((f"docs/how-to/distill-a-teacher.md#{number}" for number in range(1, 5)), _TEACHER),
+    "docs/how-to/write-a-loss.md#6": _TRAIN,
     "docs/tutorial/your-own-agent.md#0": _PROGRAM,
+    "plugins/distillation/README.md#0": _TEACHER,
     "plugins/experiment_trackers/README.md#0": _STORE,
     "plugins/gateway/README.md#0": _PROGRAM,
     "plugins/gateway/README.md#1": _PROGRAM,

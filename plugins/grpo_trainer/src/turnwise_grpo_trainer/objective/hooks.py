@@ -66,7 +66,7 @@ class PolicyLoss(Protocol):
             rollout_log_probs: of the engine.
             advantages: of the tokens.
             rows: int64, the row of each token, in no particular order; a row is a trajectory, or an expanded path.
-            more: further inputs: those of a `ColumnLoss`, and those that later versions add.
+            more: inputs of a `ColumnLoss`; later versions may add others.
 
         Returns:
             (M,) losses to minimise; and (M,) values by name, whose means are logged as ``actor/NAME``. The names are

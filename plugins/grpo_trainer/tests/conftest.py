@@ -14,7 +14,7 @@ from turnwise import ModelSpec
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this file
 
-from made_batches import VOCABULARY, conversation, make_batch, parallel
+from made_batches import VOCABULARY, conversation, ids, make_batch, parallel, sample_group
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +67,10 @@ def mixed():
     """Eight rows, every other one with parallel paths."""
     rng = np.random.default_rng(1)
     return make_batch([parallel(rng) if number % 2 else conversation(rng) for number in range(8)])
+
+
+@pytest.fixture
+def grouped():
+    """Two groups of eight rows, each of one prompt of twenty tokens."""
+    rng = np.random.default_rng(2)
+    return make_batch([record for _ in range(2) for record in sample_group(rng, ids(rng, 20), 8)], group_size=8)

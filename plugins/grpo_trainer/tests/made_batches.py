@@ -46,6 +46,27 @@ def parallel(rng):
     return record
 
 
+def sample_group(rng, prompt, num):
+    """Return answers to one prompt, the last two of which begin with the same turn, and one record with paths."""
+    records = []
+    for _ in range(num - 2):
+        record = Trajectory(prompt)
+        for _ in range(2):
+            size = int(rng.integers(2, 7))
+            record.add_action(ids(rng, size), logprobs(rng, size))
+            record.add_observation(ids(rng, int(rng.integers(1, 4))))
+        records.append(record)
+    branch = records[-1].branched(records[-1].mark())
+    branch.add_action(ids(rng, 3), logprobs(rng, 3))
+    thinking = Trajectory(prompt)
+    paths = thinking.fork(2)
+    for path in paths:
+        path.add_action(ids(rng, 3), logprobs(rng, 3))
+    thinking.join(paths)
+    thinking.add_action(ids(rng, 2), logprobs(rng, 2))
+    return [*records, branch, thinking]
+
+
 def make_result(record, *, uid="a", rollout_n=0, reward=0.0, status=Status.COMPLETED):
     """Return an episode with one record."""
     return EpisodeResult(

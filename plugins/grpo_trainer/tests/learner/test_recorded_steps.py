@@ -44,7 +44,7 @@ def take_steps(spec, estimator, loss, options, batch):
     torch.manual_seed(0)  # the critic's head is drawn
     own = Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
     found = {}
-    costs = ("seconds/", "cpu/", "memory/")
+    costs = ("seconds/", "cpu/", "memory/", "update/")
     for step in (1, 2):
         metrics = own.update(batch, step=step, version=step - 1)
         found.update({f"{step} {name}": float(value) for name, value in metrics.items() if not name.startswith(costs)})

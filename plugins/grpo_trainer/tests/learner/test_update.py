@@ -73,6 +73,51 @@ def test_gradient_is_the_same(spec, request, kind, policy):
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"packed": True},
+        {"max_tokens_per_micro_batch": 50},
+        {"max_tokens_per_micro_batch": 120, "logits_mib": 5 * ROW_MIB},
+        {"gradient_checkpointing": True},
+        {"attn_implementation": "eager"},
+        {"attn_implementation": "turnwise_segments"},
+        {"attn_implementation": "turnwise_segments", "gradient_checkpointing": True, "logits_mib": 8 * ROW_MIB},
+    ],
+    ids=str,
+)
+def test_shared_prefixes_change_no_gradient(spec, grouped, policy):
+    """With any micro-batches, the gradient is that of separate rows, and the update counts the tokens that it saves."""
+    expected, before = compute_gradient(spec, grouped, share_prefixes=False, **policy)
+
+    actual, after = compute_gradient(spec, grouped, **policy)
+
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
+    assert before["update/row_tokens"] == after["update/row_tokens"] <= before["update/forwarded_tokens"]
+    assert after["update/forwarded_tokens"] < 0.9 * after["update/row_tokens"]
+    for name in ("actor/pg_loss", "actor/entropy", "gap/mean", "policy/kl", "noise/trace"):
+        assert after[name] == pytest.approx(before[name], rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.parametrize("estimator", ["gae", "path_credit"])
+def test_critics_references_and_passes_without_gradient_share_too(spec, grouped, estimator):
+    """With a reference, a critic, or records without one path, metrics are those of separate rows."""
+    found = []
+    for share in (False, True):
+        torch.manual_seed(0)  # the critic's head is drawn
+        algorithm = AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.1, ppo_mini_batch_size=8)
+        found.append(load_learner(spec, algorithm=algorithm, share_prefixes=share).update(grouped, step=1, version=0))
+
+    before, after = found
+    assert before.keys() == after.keys()
+    assert after["update/forwarded_tokens"] < before["update/forwarded_tokens"]
+    for name, value in before.items():
+        if not name.startswith(("seconds/", "cpu/", "memory/", "update/")):
+            assert after[name] == pytest.approx(value, rel=5e-3, abs=1e-5), name
+
+
 @pytest.mark.parametrize("rewards", [[1, 0, 1, 1, 1, 1, 1, 1], [1] * 8], ids=["one group is uniform", "all are"])
 def test_rows_without_effect_are_not_computed(spec, rewarded, monkeypatch, rewards):
     """Rows of a group with equal rewards cost no forward pass, and the gradient is the same as with all rows."""

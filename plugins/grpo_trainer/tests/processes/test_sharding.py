@@ -53,9 +53,16 @@ def train_in(world_size, folder, estimator, layout="padded"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "lora"])
-def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed, estimator):
-    """After five steps and a restart, packed or padded, with adapters or not, weights differ by less than 1e-6."""
+@pytest.mark.parametrize(
+    ("estimator", "batch"), [("grpo", "mixed"), ("gae", "mixed"), ("lora", "mixed"), ("grpo", "grouped")]
+)
+def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, request, estimator, batch):
+    """
+    After five steps and a restart, packed or padded, with adapters or not, weights differ by less than 1e-6.
+
+    The processes forward shared prefixes of `grouped` once, and the model without shards does not.
+    """
+    mixed = request.getfixturevalue(batch)
     shutil.copytree(model_dir, tmp_path / "model")
     save_batch(mixed, tmp_path / "batch.safetensors")
 
@@ -72,7 +79,7 @@ def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed
             target_kl=3e-6,
         ),
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
-        policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64),
+        policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64, share_prefixes=False),
         lora=LoraConfig(rank=4) if estimator == "lora" else None,
     )
     plain = Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))

@@ -9,7 +9,7 @@ so the result does not depend on the number of processes or micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,13 +27,16 @@ from turnwise_grpo_trainer.learner.batch_sizes import BatchSizes
 from turnwise_grpo_trainer.learner.gradient_noise import NoiseMeter
 from turnwise_grpo_trainer.learner.log_probs import token_log_probs, token_values
 from turnwise_grpo_trainer.learner.lora import BaseModel, without_dropout
-from turnwise_grpo_trainer.learner.micro_batches import MicroBatch, collate, pack_by_tokens, shard
+from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 from turnwise_grpo_trainer.learner.mini_batches import MiniBatch, Share, split_batch
 from turnwise_grpo_trainer.learner.models import load_critic, load_policy, load_reference
 from turnwise_grpo_trainer.learner.optimization import TrainableModel
+from turnwise_grpo_trainer.learner.passes import Packing, Sharing
+from turnwise_grpo_trainer.learner.prefix_sharing import find_sharing
 from turnwise_grpo_trainer.learner.update_metrics import (
     StepMetrics,
     average,
+    count_tokens,
     drop_unmeasured,
     find_measured,
     gap_metrics,
@@ -67,6 +70,7 @@ class Learner:
         world_size: number of processes.
         objectives: the loss and the advantages.
         sizes: of forward passes and of chunks of logits.
+        sharing: costs of forests of rows that share prefixes; None if the model cannot compute them, or shall not.
         advantages: (B, R) of the last batch; None before the first.
     """
 
@@ -81,6 +85,7 @@ class Learner:
     world_size: int = 1
     objectives: Objectives = field(kw_only=True)
     sizes: BatchSizes = field(kw_only=True)
+    sharing: Sharing | None = field(default=None, kw_only=True)
     advantages: Tensor | None = field(default=None, init=False)
     _meter: StageMeter = field(factory=StageMeter, init=False)
 
@@ -118,6 +123,7 @@ class Learner:
         optimizer, num_steps = config.optimizer, config.num_steps
         model = load_policy(config.policy, spec, config.lora)
         sizes = BatchSizes.choose(config.policy, model, device)  # before the model may be sharded
+        sharing = find_sharing(config, model)
         model = move(model)
         policy = TrainableModel.create(model, optimizer, lr=optimizer.lr, num_steps=num_steps)
         reference = critic = None
@@ -126,8 +132,18 @@ class Learner:
         if config.algorithm.adv_estimator.name == "gae":
             model = move(load_critic(config.policy, spec))
             critic = TrainableModel.create(model, optimizer, lr=config.critic.lr, num_steps=num_steps)
-        models = (policy, reference, critic)
-        learner = cls(config, temperature, response_length, device, *models, objectives=objectives, sizes=sizes)
+        learner = cls(
+            config,
+            temperature,
+            response_length,
+            device,
+            policy,
+            reference,
+            critic,
+            objectives=objectives,
+            sizes=sizes,
+            sharing=sharing,
+        )
         if dist.is_available() and dist.is_initialized():
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
         return learner
@@ -213,7 +229,9 @@ class Learner:
         """Return (N,) a model's outputs on the tokens in the loss, computed by all processes together; 0 elsewhere."""
         column = torch.zeros(rows.num_tokens)
         with self._meter.stage(timed), self._autocast(), without_dropout(model):
-            for micro, counts in self._micro_batches(rows):
+            for micro, counts in self._packing.micro_batches(
+                rows, self._packing.plan(rows, self.world_size), self.rank
+            ):
                 values = compute(model, micro.to(self.device)).cpu()
                 if counts:
                     column[micro.tokens] = values
@@ -237,6 +255,7 @@ class Learner:
                 break
         stopped = self._moved_enough(done[-1])
         metrics |= average(done[:-1] if stopped else done)
+        metrics |= count_tokens(done)
         metrics["actor/approx_kl"] = max(each.approx_kl for each in done)
         if self.config.algorithm.target_kl is not None:
             metrics["actor/skipped"] = 1 - (len(done) - stopped) / (len(parts) * epochs)
@@ -290,7 +309,10 @@ class Learner:
         shares = part.shares if meter is not None else [Share(range(len(rows)), part.num_groups)]
         for share in shares:
             with self._meter.stage("forward_backward"):
-                for micro, counts in self._micro_batches(rows, share.rows):
+                plan = self._packing.plan(rows, self.world_size, share.rows)
+                metrics.forwarded_tokens += plan.forwarded_tokens
+                metrics.row_tokens += plan.row_tokens
+                for micro, counts in self._packing.micro_batches(rows, plan, self.rank):
                     # FSDP averages gradients over the processes, but the loss is their sum.
                     scale = float(counts) * self.world_size
                     log_probs[micro.tokens] += self._backward(rows, micro, scale, metrics)
@@ -365,23 +387,9 @@ class Learner:
 
     # Processes
 
-    def _micro_batches(self, rows: TokenRows, chosen: Sequence[int] | None = None) -> Iterator[tuple[MicroBatch, bool]]:
-        """
-        Yield this process's micro-batches of some rows, or of all, and whether each counts.
-
-        Forward and backward passes of a sharded model are collective, so every process must make equally many. A
-        process with fewer micro-batches repeats one with weight 0.
-        """
-        policy = self.config.policy
-        groups = [
-            pack_by_tokens(rows, share, max_tokens=self.sizes.micro_batch_tokens, packed=policy.packed)
-            for share in shard(rows, self.world_size, chosen)
-        ]
-        filler = groups[0][-1] if groups[0] else []
-        own = groups[self.rank]
-        for number in range(max(map(len, groups))):
-            counts = number < len(own)
-            yield collate(rows, own[number] if counts else filler, packed=policy.packed), counts
+    @property
+    def _packing(self) -> Packing:
+        return Packing(self.sizes.micro_batch_tokens, self.config.policy.packed, self.sharing)
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""

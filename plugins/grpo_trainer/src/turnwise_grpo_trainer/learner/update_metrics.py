@@ -52,11 +52,15 @@ class StepMetrics:
         num_tokens: number of measured tokens.
         values: sums over the measured tokens.
         others: values of the whole optimizer step.
+        forwarded_tokens: tokens of the forward and backward passes of all processes, pads too.
+        row_tokens: tokens of the rows in these passes.
     """
 
     num_tokens: int = 0
     values: Sums = field(factory=dict)
     others: Sums = field(factory=dict)
+    forwarded_tokens: int = 0
+    row_tokens: int = 0
 
     def add(self, measured: Tensor, values: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
         """Add a micro-batch: (M,) bool which of its tokens are measured, (M,) values, and scalars."""
@@ -85,6 +89,14 @@ def average(steps: Sequence[StepMetrics]) -> Sums:
     if "importance/mean" in values:
         values["importance/ess"] = effective_share(values.pop("importance/mean"), values.pop("importance/square"))
     return values | _add_up([step.others for step in steps], len(steps))
+
+
+def count_tokens(steps: Sequence[StepMetrics]) -> Sums:
+    """Return how many tokens the passes of some mini-batches computed, and how many their rows have."""
+    return {
+        "update/forwarded_tokens": float(sum(step.forwarded_tokens for step in steps)),
+        "update/row_tokens": float(sum(step.row_tokens for step in steps)),
+    }
 
 
 def _add_up(sums: Sequence[Sums], count: int) -> Sums:

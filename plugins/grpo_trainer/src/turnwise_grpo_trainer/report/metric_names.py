@@ -42,6 +42,9 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "actor/dual_clip_frac": "Share of the measured tokens whose loss the dual clip bounded; only with"
     " `loss: dual_clip`.",
     "actor/lr": "Learning rate.",
+    "update/forwarded_tokens": "Tokens of the policy's forward and backward passes, pads too, in all processes.",
+    "update/row_tokens": "Tokens of the rows in these passes. With shared prefixes they are more than the forwarded"
+    " ones.",
     "critic/*": "Of `gae`: `value_loss`, `grad_norm`, and `return`, the mean target.",
     "policy/kl": "KL of a token from the policy before the update to the one after it (k3), measured after the update"
     " on the measured tokens of up to `diagnostics.sequences` rows.",

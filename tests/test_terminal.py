@@ -121,6 +121,7 @@ CASES: Final[dict[str, list[list[str]]]] = {
         [*SCRIPTED, f"data.path=bfcl:{HOSTILE}"],
         [*SCRIPTED, f"data.path=harbor:{HOSTILE}"],
         [*SCRIPTED, f"data.path=terminal_bench:{HOSTILE}"],
+        [*SCRIPTED, f"data.path=swe:{HOSTILE}"],
         [*SCRIPTED, f"model.path={HOSTILE}"],
     ],
     "sandbox": [["sandbox", "run", "program.py"], ["sandbox", "run", HOSTILE]],

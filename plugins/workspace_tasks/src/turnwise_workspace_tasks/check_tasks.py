@@ -23,7 +23,7 @@ from turnwise_task_files.rows import task_from_row
 from turnwise_workspace_tasks.config import RewardConfig
 from turnwise_workspace_tasks.graded_task import GradedTask
 from turnwise_workspace_tasks.grading import Grade, grade, solve
-from turnwise_workspace_tasks.source import FORMS, FolderSource
+from turnwise_workspace_tasks.source import make_source
 from turnwise_workspaces.config import WorkspaceToolsConfig
 from turnwise_workspaces.tools import WorkspaceUse, make_tools
 
@@ -75,13 +75,12 @@ def check_tasks(
         ConfigError, DataError, PluginError: a folder has no tasks, a task cannot be read, or the backend has no such
             options.
     """
-    if form not in FORMS:
-        raise ConfigError(f"--form: there is no form {form!r}; known: {', '.join(FORMS)}")
+    source = make_source(form)
     if at_once < 1:
         raise ConfigError(f"--at-once must be at least 1, not {at_once}")
     if not places:
         raise ConfigError("check tasks needs a folder with tasks, such as: turnwise check tasks examples/shell_tasks")
-    tasks = [task for place in places for task in FolderSource(form).tasks(place)]
+    tasks = [task for place in places for task in source.tasks(place)]
     tools = make_tools(WorkspaceToolsConfig(backend=Choice(backend, dict(options))), Resources())
     console = Console()
     checked = asyncio.run(_check_all(tasks, tools[0].use, at_once, console))

@@ -8,11 +8,12 @@ from typing import Final
 
 from attrs import evolve, field, frozen, validators
 
-from turnwise.errors import DataError
+from turnwise.errors import ConfigError, DataError
 from turnwise.plugin.registry import did_you_mean
 from turnwise_task_files import parse_text
-from turnwise_workspace_tasks import harbor, terminal_bench
+from turnwise_workspace_tasks import harbor, swe, terminal_bench
 from turnwise_workspace_tasks.graded_task import RESULT_FORMS, GradedTask, ResultForm
+from turnwise_workspace_tasks.swe import SweSource
 
 Reader = Callable[[Path, str], GradedTask]
 FORMS: Final[Mapping[str, tuple[str, Reader]]] = {
@@ -30,7 +31,7 @@ class Options:
     Attributes:
         image: of the workspaces, in place of the ones that the tasks name or describe; `{name}` is the task's name.
         tasks: names of the tasks that are read, joined by commas; null reads all.
-        result: form of the tests' results, `reward`, `ctrf`, `junit`, `pytest` or `exit_code`; null finds it in the test
+        result: form of the results, `reward`, `ctrf`, `junit`, `pytest` or `exit_code`; null finds it in the test
             files.
     """
 
@@ -85,6 +86,15 @@ class FolderSource:
             if name not in by_name:
                 raise DataError(f"option 'tasks': there is no task {name!r}{did_you_mean(name, tuple(by_name))}")
         return [by_name[name] for name in dict.fromkeys(wanted)], options
+
+
+def make_source(form: str) -> FolderSource | SweSource:
+    """Return the source of a form; `ConfigError` for an unknown one."""
+    if form == swe.NAME:
+        return SweSource()
+    if form not in FORMS:
+        raise ConfigError(f"there is no form {form!r}; known: {', '.join([*FORMS, swe.NAME])}")
+    return FolderSource(form)
 
 
 def find_tasks(folder: Path, form: str) -> list[Path]:

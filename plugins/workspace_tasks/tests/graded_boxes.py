@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from turnwise import Resources
 from turnwise_task_files.rows import task_from_row
@@ -34,9 +35,9 @@ def grade_agent(folder: Path, agent: Agent) -> Grade:
     return grade_task(read_harbor_task(folder), agent)
 
 
-def grade_task(task: GradedTask, agent: Agent) -> Grade:
-    """Return the grade of an agent in a task."""
-    (tool, *_) = make_tools(WorkspaceToolsConfig(), Resources())
+def grade_task(task: GradedTask, agent: Agent, **options: Any) -> Grade:
+    """Return the grade of an agent in a task, whose tools have options."""
+    (tool, *_) = make_tools(WorkspaceToolsConfig(**options), Resources())
 
     async def run() -> Grade:
         async with tool.use.owner.workspace(tool.use.spec(task_from_row(task.row()))) as workspace:

@@ -85,15 +85,15 @@ class SweSource:
         repositories = self.base / Path(options.repositories).expanduser()
         for where, row in read_rows(self.base / Path(path).expanduser(), None):
             try:
-                if not isinstance(row, Mapping):
-                    raise DataError(f"expected an object, got {row!r:.60}")
                 yield read_swe_row(row, repositories, options)
             except DataError as error:
                 raise DataError(f"{where}: {error}") from error
 
 
-def read_swe_row(row: Mapping[str, Any], repositories: Path, options: SweOptions) -> GradedTask:
+def read_swe_row(row: object, repositories: Path, options: SweOptions) -> GradedTask:
     """Return the task of a row; `DataError` when the row or its repository cannot be read."""
+    if not isinstance(row, Mapping):
+        raise DataError(f"expected an object, got {row!r:.60}")
     name, issue, repository, commit = (_text(row, each) for each in _NEEDED)
     files = _read_files(repositories / repository.replace("/", "__"), commit)
     tests, removed = _apply(files, str(row.get("test_patch") or ""), "test_patch")

@@ -244,6 +244,16 @@ async def check_starts_with_its_files(probe: WorkspaceProbe) -> None:
 
 
 @check
+async def check_has_more_folders(probe: WorkspaceProbe) -> None:
+    """The further folders of the specification are there, empty, and can be written."""
+    async with probe.workspace(folders=("/more", "/deep/er")) as workspace:
+        found = await shell(workspace, "ls -A /more /deep/er; echo 1 > /more/a && mkdir /deep/er/b && echo written")
+        expect_equal((found.exit_code, found.stdout.split()[-1]), (0, b"written"), f"further folders: {found}")
+        await workspace.write("/deep/er/c/d", b"2")
+        expect_equal(await workspace.read("/more/a", max_bytes=9), b"1\n", "a file of a further folder")
+
+
+@check
 async def check_has_no_network(probe: WorkspaceProbe) -> None:
     """With `network: none` there is no interface but the loopback."""
     async with probe.workspace() as workspace:

@@ -1,8 +1,11 @@
 """Rows that share prefixes are attended to in one line, as in separate rows; the rule is one for all kernels."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,3 +166,28 @@ def test_subtrees_that_are_no_forest_are_refused(ends, text):
     zeros = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match=text):
         segments.plan(zeros, zeros, subtree_end=torch.tensor(ends))
+
+
+def test_a_model_may_get_a_plan_in_some_calls_only():
+    """Without a plan, the optional attention is `sdpa` to the bit, packed rows too; with one, it needs no mask."""
+    segments.register()
+    config = transformers.Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    plain = transformers.Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa")
+    optional = copy.deepcopy(plain)
+    optional.set_attn_implementation(segments.OPTIONAL_NAME)
+    ids = torch.arange(12)[None]
+    packed = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    for options in ({}, {"position_ids": packed}, {"attention_mask": torch.ones(1, 1, 12, 12).tril().bool()}):
+        calls = [model(input_ids=ids, use_cache=False, **options).logits for model in (plain, optional)]
+        assert torch.equal(*calls)
+
+    zeros = torch.zeros_like(ids)
+    plan = segments.plan(zeros, zeros, subtree_end=torch.tensor([[5] * 5 + [12] * 7]))
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    logits = optional(input_ids=ids, position_ids=packed, layout=plan, attention_mask=mask, use_cache=False).logits
+    expected = plain(input_ids=ids, position_ids=packed, use_cache=False).logits
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from turnwise_segment_attention.attention import segment_attention
 from turnwise_segment_attention.flex import block_mask, mask_mod
 from turnwise_segment_attention.layout import LayoutPlan, Part, plan, predecessors
-from turnwise_segment_attention.model import NAME, register
+from turnwise_segment_attention.model import NAME, OPTIONAL_NAME, register
 
 __all__ = [
     "NAME",
+    "OPTIONAL_NAME",
     "LayoutPlan",
     "Part",
     "block_mask",

@@ -13,11 +13,18 @@ NAME = "turnwise_segments"
 """The value for `attn_implementation`."""
 
 
+OPTIONAL_NAME = "turnwise_segments_or_sdpa"
+"""The value for `attn_implementation` of models that get a plan in some calls, and are as with `sdpa` in all others."""
+
+
 def register() -> None:
-    """Register `NAME` with transformers. Idempotent."""
-    from transformers import AttentionInterface
+    """Register `NAME` and `OPTIONAL_NAME` with transformers. Idempotent."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, attention_function)
+    AttentionInterface.register(OPTIONAL_NAME, optional_attention_function)
+    AttentionMaskInterface.register(OPTIONAL_NAME, sdpa_mask)
 
 
 def attention_function(  # noqa: PLR0913 - transformers defines the signature
@@ -55,4 +62,35 @@ def attention_function(  # noqa: PLR0913 - transformers defines the signature
         raise ValueError(f"attention {NAME!r} needs a plan: call the model with the keyword argument 'layout'")
     if attention_mask is not None or dropout or getattr(module, "sliding_window", None):
         raise ValueError(f"attention {NAME!r} supports no mask, no dropout and no sliding window")
+    return segment_attention(query, key, value, layout, scaling).transpose(1, 2), None
+
+
+def optional_attention_function(  # noqa: PLR0913 - transformers defines the signature
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    dropout: float = 0.0,
+    layout: LayoutPlan | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """
+    Attend under a plan if there is one, and else as `sdpa` of transformers; arguments as in `attention_function`.
+
+    With a plan, the mask is ignored, and so is a sliding window: the caller keeps rows within it. Give a mask of four
+    dimensions, such as (1, 1, 1, 1), which transformers passes on, or it builds one of all pairs for nothing.
+
+    Raises:
+        ValueError: dropout is not 0 with a plan.
+    """
+    if layout is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+        return output, None
+    if dropout:
+        raise ValueError(f"attention {OPTIONAL_NAME!r} supports no dropout with a plan")
     return segment_attention(query, key, value, layout, scaling).transpose(1, 2), None

@@ -79,7 +79,7 @@ def load(kind, attention="sdpa"):
         "moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, MOE),
     }
     model_class, config_class, more = classes[kind.partition("+")[0]]
-    if attention == "turnwise_segments":
+    if attention.startswith("turnwise_segments"):
         import turnwise_segment_attention
 
         turnwise_segment_attention.register()
@@ -116,7 +116,7 @@ def in_float64(monkeypatch):
     monkeypatch.setattr(torch, "float32", torch.float64)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "turnwise_segments"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "turnwise_segments", "turnwise_segments_or_sdpa"])
 @pytest.mark.parametrize("kind", ["llama", "qwen", "qwen+lora", "moe"])
 @settings(
     max_examples=10,

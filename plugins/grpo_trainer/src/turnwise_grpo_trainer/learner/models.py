@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,10 @@ from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 
 SEGMENTS: Final = "turnwise_segments"
 """`attn_implementation` of `turnwise-segment-attention`, which needs no (L, L) mask for rows with parallel paths."""
+
+
+SEGMENTS_OR_SDPA: Final = "turnwise_segments_or_sdpa"
+"""Stands for `sdpa` where the same library is installed: forests need no mask, and all else is as with `sdpa`."""
 
 
 def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None) -> Any:
@@ -88,7 +93,12 @@ def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.pa
 
 
 def _resolve_attention(config: PolicyConfig) -> str:
-    """Return the name that transformers knows the attention by; registers `turnwise_segments` with transformers."""
+    """Return the name that transformers knows the attention by; registers those of this project with transformers."""
+    if config.attn_implementation == "sdpa" and config.share_prefixes and find_spec("turnwise_segment_attention"):
+        import turnwise_segment_attention
+
+        turnwise_segment_attention.register()
+        return SEGMENTS_OR_SDPA
     if config.attn_implementation != SEGMENTS:
         return config.attn_implementation
     if config.packed:
@@ -123,6 +133,13 @@ def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
         from turnwise_segment_attention import plan
 
         return {**inputs, "layout": plan(micro.block_start, micro.path_start, micro.real, micro.subtree_end)}
+    if kind == SEGMENTS_OR_SDPA and micro.subtree_end is not None:
+        from turnwise_segment_attention import plan
+
+        layout = plan(micro.block_start, micro.path_start, micro.real, micro.subtree_end)
+        # transformers passes a mask of four dimensions on; without one, it would build one of all pairs.
+        unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=micro.input_ids.device)
+        return {**inputs, "layout": layout, "attention_mask": unused}
     mask = micro.attention_mask()
     return {**inputs, "attention_mask": None if mask is None else _dense_mask(model, kind, mask)}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner.lora import without_dropout
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch, collate
-from turnwise_grpo_trainer.learner.models import SEGMENTS, forward_inputs
+from turnwise_grpo_trainer.learner.models import SEGMENTS, SEGMENTS_OR_SDPA, forward_inputs
 from turnwise_grpo_trainer.learner.passes import Sharing
 from turnwise_grpo_trainer.learner.prefix_forests import collate_forest
 from turnwise_grpo_trainer.objective.rows import TokenRows
@@ -45,7 +45,7 @@ def find_sharing(config: TrainConfig, model: Any) -> Sharing | None:
         structlog.get_logger().info(f"shared prefixes are forwarded once for each row: {obstacle}")
         return None
     text = model.config.get_text_config()
-    return Sharing(pair_cost(model, text), _attention_of(model) != SEGMENTS, _find_window(text))
+    return Sharing(pair_cost(model, text), _attention_of(model) in _DENSE, _find_window(text))
 
 
 def find_obstacle(config: TrainConfig, model: Any) -> str | None:
@@ -53,7 +53,7 @@ def find_obstacle(config: TrainConfig, model: Any) -> str | None:
     if config.lora is not None and config.lora.dropout > 0:
         return "train.lora.dropout draws its own numbers for each row"
     kind, text = _attention_of(model), model.config.get_text_config()
-    if kind not in (*_DENSE, SEGMENTS):
+    if kind not in (*_DENSE, SEGMENTS, SEGMENTS_OR_SDPA):
         return f"train.policy.attn_implementation={kind} takes no mask of a forest"
     unknown = sorted({*(getattr(text, "layer_types", None) or ())} - _KNOWN_LAYERS)
     if unknown:

@@ -10,6 +10,7 @@ from attrs import field, frozen, validators
 
 from turnwise.config.parts import CodePlace
 from turnwise_gateway.session.options import SessionOptions
+from turnwise_workspaces.config import WorkspaceConfig
 
 AGENT_NAME: Final = "external"
 _more_than_0 = validators.optional(validators.gt(0.0))
@@ -40,12 +41,15 @@ class ExternalConfig(AgentLimits):
 
     Attributes:
         command: program and arguments to start for each episode; it finds the model in its environment. `python` is the
-            interpreter of this process.
+            interpreter of this process, unless the program runs in a workspace.
         function: `module:name`, or `./file.py:name` of a file that `modules` lists, to call instead, in the worker's
             process: an `async def agent(task, client)`.
+        workspace: runs the program inside a workspace of its episode, from which it reaches its session and nothing
+            else; None runs it beside the worker.
         environment: more variables for the program.
         inherit: names of variables of the worker that the program gets besides `program.INHERITED`; `all` passes on all
-            of them, with every secret of the run.
+            of them, with every secret of the run. In a workspace it gets the named ones alone; `all` leaves out
+            `program.INHERITED` there, which are about this machine.
         bind_keys: lets a session answer only the processes of the program that it gave its key to; None does so for a
             `command` on Linux.
         keep_requests: folder for a file with the requests of each session, for `turnwise gateway replay`; None keeps
@@ -54,6 +58,7 @@ class ExternalConfig(AgentLimits):
 
     command: tuple[str, ...] = ()
     function: CodePlace = field(default=CodePlace(""))
+    workspace: WorkspaceConfig | None = None
     environment: Mapping[str, str] = field(factory=dict)
     inherit: tuple[str, ...] | Literal["all"] = ()
     bind_keys: bool | None = None
@@ -63,5 +68,7 @@ class ExternalConfig(AgentLimits):
         """Check that there is one agent; `ValueError` when there is none, or several."""
         if bool(self.command) == bool(self.function):
             raise ValueError("set one of command and function; agents that run elsewhere need the agent task_pool")
+        if self.workspace is not None and not self.command:
+            raise ValueError("workspace needs command: a function runs in the process of the worker")
         if self.function and not all(part.strip() for part in self.function.rpartition(":")):
             raise ValueError(f"function must have the form 'module:name', not {self.function!r}")

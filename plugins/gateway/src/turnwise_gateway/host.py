@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -90,8 +91,18 @@ class RunningServer:
             self._census = ProcessCensus()
         return ProgramCallers(name, self._census)
 
+    @asynccontextmanager
+    async def open_at(self, listener: socket.socket, name: str, session: SessionBackend) -> AsyncIterator[ModelClient]:
+        """Let the calls that come to a listener, and no others, reach a session inside the `async with` statement."""
+        port = listener.getsockname()[1]
+        with self.open(name, session, root=f"http://127.0.0.1:{port}") as client:
+            async with self._server.serve_at(listener, session):
+                yield client
+
     @contextmanager
-    def open(self, name: str, session: SessionBackend, check: CallerCheck | None = None) -> Iterator[ModelClient]:
+    def open(
+        self, name: str, session: SessionBackend, check: CallerCheck | None = None, *, root: str | None = None
+    ) -> Iterator[ModelClient]:
         """
         Let calls reach a session inside the `with` statement; later ones are refused.
 
@@ -99,11 +110,12 @@ class RunningServer:
             name: of the session.
             session: answers the calls.
             check: tells whose calls it answers; None for all with its key.
+            root: address by which the agent reaches the server; by default the one that it listens at.
         """
         key = self._directory.add(name, session)
         if check is not None:
             self._server.bind(session, check)
-        url = self._server.url(name)
+        url = self._server.url(name) if root is None else f"{root}/s/{name}"
         try:
             yield ModelClient(
                 openai_base_url=f"{url}/v1",

@@ -57,22 +57,26 @@ class BoxChannel(asyncio.Protocol):
         self._first_process = -1
         self._errors = os.memfd_create("turnwise-errors", os.MFD_CLOEXEC)
         self._socket, theirs = socket.socketpair()
+        self._door, their_door = socket.socketpair()
+        self._passed_door = their_door.fileno()
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._errors,
-                pass_fds=passed,
+                pass_fds=[*passed, self._passed_door],
                 cwd="/",
                 env={"PATH": os.defpath},
             )
         except BaseException:
             self._socket.close()
+            self._door.close()
             os.close(self._errors)
             raise
         finally:
             theirs.close()
+            their_door.close()
         self._program = os.pidfd_open(self._process.pid)
         loop.add_reader(self._program, self._take_exit)
 
@@ -110,7 +114,19 @@ class BoxChannel(asyncio.Protocol):
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Send the supervisor its settings."""
-        self._write(json.dumps(settings).encode() + b"\n")
+        self._write(json.dumps({**settings, "door": self._passed_door}).encode() + b"\n")
+
+    async def take_socket(self) -> socket.socket:
+        """
+        Return a socket that the supervisor has made, which listens in the network of the box.
+
+        Raises:
+            InfrastructureError: the box is gone, or goes before it replies.
+        """
+        await self.ask({"do": "listen"})
+        # The supervisor sends the socket before its reply, so this does not wait.
+        _, descriptors, _, _ = socket.recv_fds(self._door, 1, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+        return socket.socket(fileno=descriptors[0])
 
     def watch_first_process(self, info: int) -> None:
         """
@@ -176,6 +192,7 @@ class BoxChannel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
         self._socket.close()
+        self._door.close()
         fd, self._errors = self._errors, -1
         if fd >= 0:
             os.close(fd)

@@ -9,25 +9,28 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise import Resources
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_workspaces.box_channel import BoxChannel
 from turnwise_workspaces.config import BubblewrapConfig
+from turnwise_workspaces.mounts import find_closed, is_under
 from turnwise_workspaces.ownership import LABEL, read_owner, this_process
 from turnwise_workspaces.workspace import (
     Capabilities,
     Command,
     ExecResult,
     OnOutput,
+    OnStream,
     Orphan,
     Workspace,
     WorkspaceFileError,
@@ -57,6 +60,7 @@ _ACCOUNTS: Final = {
 _FIRST_UID: Final = 61000
 _NUM_UIDS: Final = 4096
 _FILE_S: Final = 30.0
+_NO_BOUND: Final = 2**62
 _numbers: Final = itertools.count()
 
 
@@ -73,7 +77,7 @@ class BubblewrapBackend:
     config: BubblewrapConfig
     resources: Resources = field(repr=False)
 
-    capabilities = Capabilities(disk_limit=True)
+    capabilities = Capabilities(disk_limit=True, mounts=True, programs=True)
 
     def check(self, spec: WorkspaceSpec) -> None:
         if spec.image:
@@ -82,8 +86,14 @@ class BubblewrapBackend:
             if not path.startswith("/"):
                 raise ConfigError(f"readable: expected an absolute path, not {path!r}")
         for folder in (spec.folder, *spec.folders):
-            if any(f"{folder}/".startswith(f"{taken}/") for taken in (*_SHOWN, "/dev", "/etc", "/proc", "/tmp")):
+            if is_under(folder, (*_SHOWN, "/dev", "/etc", "/proc", "/tmp")):
                 raise ConfigError(f"folder: a box cannot have its working folder at {folder}; choose /workspace")
+        for path, source in spec.mounts.items():
+            if is_under(path, (*_SHOWN, *_SHOWN_IN_ETC, _CODE, *_ACCOUNTS)):
+                raise ConfigError(f"mounts: {path}: a box shows this machine's there; choose a path such as /opt/agent")
+            if os.geteuid() == 0 and (closed := find_closed(source)):
+                text = f"only root may enter {closed}, and boxes have another user; change its mode, or take a copy"
+                raise ConfigError(f"mounts: {path}: {source} cannot be shown: {text}")
 
     async def start(self, spec: WorkspaceSpec) -> Workspace:
         self.check(spec)
@@ -145,6 +155,7 @@ class BubblewrapBackend:
             *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"),
             *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", spec.folder),
             *(part for folder in spec.folders for part in ("--size", size, "--tmpfs", folder)),
+            *(part for path, source in spec.mounts.items() for part in ("--ro-bind", source, path)),
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec.folder),
             *(_find_python(self.config), "-I", "-S", "-c", _START),
         ]
@@ -174,6 +185,14 @@ class BoxWorkspace:
 
     _channel: BoxChannel
 
+    async def listen(self) -> socket.socket:
+        return await self._channel.take_socket()
+
+    async def run(self, command: Command, on_output: OnStream) -> ExecResult:
+        whole = evolve(command, separate=True, max_output_bytes=_NO_BOUND)
+        take = cast("Callable[[str, bytes], None]", on_output)  # the supervisor names the same streams
+        return _result_of(await self._channel.ask(_header_of(whole), command.stdin, take))
+
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
         pieces: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
         failed: list[Exception] = []
@@ -186,26 +205,10 @@ class BoxWorkspace:
                 except Exception as error:  # noqa: BLE001 - raised after the command
                     failed.append(error)
 
-        header = {
-            "do": "exec",
-            "argv": list(command.argv),
-            "environment": dict(command.environment),
-            "timeout_s": command.timeout_s,
-            "max_output_bytes": command.max_output_bytes,
-            "separate": command.separate,
-        }
-        reply = await self._channel.ask(header, command.stdin, collect)
+        reply = await self._channel.ask(_header_of(command), command.stdin, collect)
         if failed:
             raise failed[0]
-        return ExecResult(
-            exit_code=reply["exit_code"],
-            stdout=bytes(pieces["out"]),
-            stderr=bytes(pieces["err"]),
-            timed_out=reply["timed_out"],
-            truncated=reply["truncated"],
-            limit=reply["limit"],
-            wall_s=reply["wall_s"],
-        )
+        return evolve(_result_of(reply), stdout=bytes(pieces["out"]), stderr=bytes(pieces["err"]))
 
     async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
         return await self._use_file({"do": "read", "path": path, "max_bytes": max_bytes, "offset": offset}, max_bytes)
@@ -233,6 +236,27 @@ class BoxWorkspace:
             reason = bytes(pieces["err"]).decode(errors="replace") or "it took too long, or was killed"
             raise WorkspaceFileError(f"Error: cannot {header['do']} {header['path']!r}: {reason}")
         return bytes(pieces["out"])
+
+
+def _header_of(command: Command) -> dict[str, Any]:
+    return {
+        "do": "exec",
+        "argv": list(command.argv),
+        "environment": dict(command.environment),
+        "timeout_s": command.timeout_s,
+        "max_output_bytes": command.max_output_bytes,
+        "separate": command.separate,
+    }
+
+
+def _result_of(reply: Mapping[str, Any]) -> ExecResult:
+    return ExecResult(
+        exit_code=reply["exit_code"],
+        timed_out=reply["timed_out"],
+        truncated=reply["truncated"],
+        limit=reply["limit"],
+        wall_s=reply["wall_s"],
+    )
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Options of the tools `workspace`, and of the backends."""
+"""Options of workspaces, of the tools `workspace`, and of the backends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _at_least_one = validators.ge(1)
 
 
 @frozen(kw_only=True)
-class WorkspaceToolsConfig:
+class WorkspaceConfig:
     """
-    Options of the tools; those of one episode work in one workspace.
+    Options of the workspaces of a run.
 
     Attributes:
         backend: starts the workspaces; a name, or a section with `name` and its options.
@@ -29,15 +29,11 @@ class WorkspaceToolsConfig:
         folder: absolute path of the working folder.
         files: texts by path that each workspace has at the start.
         files_column: column of the tasks with more files, a mapping of texts by path; a task need not have it.
+        mounts: files and folders of this machine that the workspaces show, read-only, by absolute path in them.
         environment: variables of the commands.
         limits: of all processes of a workspace together.
-        tools: that the model gets.
-        shell: program that runs the texts of `shell`, with `-c`.
         boot_s: seconds that a start may take.
         boot_tries: times that a start is tried.
-        command_s: seconds that a command may take; it must be less than `rollout.deadlines.tool_call_s` of the run.
-        max_output_bytes: of a command's output that the tool keeps.
-        max_read_bytes: of a file that `read_file` returns.
         max_workspaces: at once on a machine, of all processes with the same `state`; further episodes wait.
         wait_s: seconds that an episode may wait for its workspace.
         close_s: seconds that the end of a workspace may take until it is killed without waiting.
@@ -50,15 +46,11 @@ class WorkspaceToolsConfig:
     folder: str = "/workspace"
     files: Mapping[str, str] = field(factory=dict)
     files_column: str = "files"
+    mounts: Mapping[str, Path] = field(factory=dict)
     environment: Mapping[str, str] = field(factory=dict)
     limits: Limits = field(factory=Limits)
-    tools: tuple[str, ...] = field(default=TOOLS, validator=validators.deep_iterable(validators.in_(TOOLS)))
-    shell: str = "/bin/sh"
     boot_s: float = field(default=20.0, validator=_positive)
     boot_tries: int = field(default=2, validator=_at_least_one)
-    command_s: float = field(default=30.0, validator=_positive)
-    max_output_bytes: int = field(default=2**18, validator=_at_least_one)
-    max_read_bytes: int = field(default=2**18, validator=_at_least_one)
     max_workspaces: int = field(default=64, validator=_at_least_one)
     wait_s: float = field(default=600.0, validator=_positive)
     close_s: float = field(default=10.0, validator=_positive)
@@ -68,6 +60,26 @@ class WorkspaceToolsConfig:
     def state_folder(self) -> Path:
         """The folder of the locks, with the default filled in."""
         return Path(self.state or f"{tempfile.gettempdir()}/turnwise-workspaces-{os.geteuid()}")
+
+
+@frozen(kw_only=True)
+class WorkspaceToolsConfig(WorkspaceConfig):
+    """
+    Options of the tools; those of one episode work in one workspace.
+
+    Attributes:
+        tools: that the model gets.
+        shell: program that runs the texts of `shell`, with `-c`.
+        command_s: seconds that a command may take; it must be less than `rollout.deadlines.tool_call_s` of the run.
+        max_output_bytes: of a command's output that the tool keeps.
+        max_read_bytes: of a file that `read_file` returns.
+    """
+
+    tools: tuple[str, ...] = field(default=TOOLS, validator=validators.deep_iterable(validators.in_(TOOLS)))
+    shell: str = "/bin/sh"
+    command_s: float = field(default=30.0, validator=_positive)
+    max_output_bytes: int = field(default=2**18, validator=_at_least_one)
+    max_read_bytes: int = field(default=2**18, validator=_at_least_one)
 
 
 @frozen(kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +25,8 @@ from turnwise_workspaces.workspace import (
     Command,
     ExecResult,
     OnOutput,
+    OnStream,
+    Programs,
     Workspace,
     WorkspaceBackend,
     WorkspaceFileError,
@@ -60,6 +63,13 @@ class OwnedWorkspace:
     async def write(self, path: str, data: bytes) -> None:
         await self._guard(lambda: self._workspace.write(path, data), _FILE_S, "a write")
 
+    async def listen(self) -> socket.socket:
+        return await self._guard(self._programs.listen, _FILE_S, "the network")
+
+    async def run(self, command: Command, on_output: OnStream) -> ExecResult:
+        call = lambda: self._programs.run(command, on_output)  # noqa: E731 - it has one use
+        return await self._guard(call, command.timeout_s + self._grace_s, "a program")
+
     async def end_processes(self) -> None:
         await self._guard(self._workspace.end_processes, _FILE_S, "the end of the processes")
 
@@ -68,6 +78,11 @@ class OwnedWorkspace:
 
     def kill(self) -> None:
         self._workspace.kill()
+
+    @property
+    def _programs(self) -> Programs:
+        assert isinstance(self._workspace, Programs), "the backend has the capability"
+        return self._workspace
 
     async def _guard(self, call: Callable[[], Awaitable[T]], timeout_s: float, what: str) -> T:
         if self._lost is not None:

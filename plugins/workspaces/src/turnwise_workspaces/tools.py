@@ -6,54 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from turnwise import Resources, Task, ToolResult
 from turnwise.errors import InfrastructureError, ToolError
 from turnwise.types import ToolSchema
-from turnwise_workspaces.backends import build_backend
 from turnwise_workspaces.config import WorkspaceToolsConfig
-from turnwise_workspaces.owner import OwnedWorkspace, WorkspaceOwner
-from turnwise_workspaces.slots import Slots
-from turnwise_workspaces.task_columns import TaskWorkspace, read_files, read_workspace
-from turnwise_workspaces.workspace import Command, ExecResult, WorkspaceSpec
+from turnwise_workspaces.owner import OwnedWorkspace
+from turnwise_workspaces.use import WorkspaceUse, make_use
+from turnwise_workspaces.workspace import Command, ExecResult
 
 _MAX_EDITED_BYTES: Final = 16 * 2**20
-Run = Callable[["WorkspaceUse", OwnedWorkspace, Mapping[str, Any]], Awaitable[ToolResult]]
-
-
-@define(eq=False)
-class WorkspaceUse:
-    """
-    What the tools of a run share: the options, and the owner of the workspaces of this process.
-
-    Attributes:
-        config: the options.
-        owner: starts and ends the workspaces.
-    """
-
-    config: WorkspaceToolsConfig
-    owner: WorkspaceOwner
-
-    def spec(self, task: Task | None = None) -> WorkspaceSpec:
-        """
-        Return the workspace of a task.
-
-        Raises:
-            InfrastructureError: the task's columns have something else, which is not the model's doing.
-        """
-        config = self.config
-        own = TaskWorkspace() if task is None else read_workspace(task)
-        files = {path: text.encode(errors="surrogateescape") for path, text in config.files.items()}
-        return WorkspaceSpec(
-            image=own.image or config.image,
-            folder=own.folder or config.folder,
-            folders=own.folders,
-            files=files if task is None else files | read_files(task, config.files_column),
-            environment={**config.environment, **own.environment},
-            limits=config.limits,
-            boot_s=config.boot_s,
-        )
+Run = Callable[[WorkspaceToolsConfig, OwnedWorkspace, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
 @frozen(eq=False)
@@ -64,11 +28,13 @@ class WorkspaceTool:
     Attributes:
         schema: which the model sees.
         use: the workspaces.
+        config: the options.
         run: what a call does.
     """
 
     schema: ToolSchema
     use: WorkspaceUse = field(repr=False)
+    config: WorkspaceToolsConfig = field(repr=False)
     run: Run
 
     @property
@@ -89,14 +55,13 @@ class WorkspaceTool:
             raise InfrastructureError("the time of the call was over before the workspace had started") from error
 
     async def execute(self, session: Any, arguments: Mapping[str, Any]) -> ToolResult:
-        return await self.run(self.use, session, arguments)
+        return await self.run(self.config, session, arguments)
 
     async def release(self, session: Any) -> None:
         await self.use.owner.close(session)
 
 
-async def _shell(use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
-    config = use.config
+async def _shell(config: WorkspaceToolsConfig, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
     command = Command(
         argv=(config.shell, "-c", arguments["command"]),
         timeout_s=config.command_s,
@@ -107,20 +72,26 @@ async def _shell(use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mappin
     return ToolResult(text=describe_result(result, command), metrics=metrics, error=result.exit_code != 0)
 
 
-async def _read_file(use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
-    most = use.config.max_read_bytes
+async def _read_file(
+    config: WorkspaceToolsConfig, workspace: OwnedWorkspace, arguments: Mapping[str, Any]
+) -> ToolResult:
+    most = config.max_read_bytes
     data = await workspace.read(arguments["path"], max_bytes=most + 1)
     text = data[:most].decode(errors="replace")
     return ToolResult(text=text + (f"\n[only the first {most} bytes]" if len(data) > most else ""))
 
 
-async def _write_file(_use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
+async def _write_file(
+    _config: WorkspaceToolsConfig, workspace: OwnedWorkspace, arguments: Mapping[str, Any]
+) -> ToolResult:
     data = _encoded(arguments["content"])
     await workspace.write(arguments["path"], data)
     return ToolResult(text=f"wrote {len(data)} bytes")
 
 
-async def _edit_file(_use: WorkspaceUse, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
+async def _edit_file(
+    _config: WorkspaceToolsConfig, workspace: OwnedWorkspace, arguments: Mapping[str, Any]
+) -> ToolResult:
     path, old, new = arguments["path"], _encoded(arguments["old"]), _encoded(arguments["new"])
     if not old:
         raise ToolError("Error: 'old' is empty; give the text to replace")
@@ -190,12 +161,8 @@ def make_tools(config: WorkspaceToolsConfig, resources: Resources) -> tuple[Work
         ConfigError: the options do not fit the backend.
         PluginError: the backend is unknown, or cannot be built.
     """
-    slots = Slots(config.state_folder, config.max_workspaces, config.wait_s)
-    backend = build_backend(config.backend, resources)
-    owner = WorkspaceOwner(backend, slots, boot_tries=config.boot_tries, close_s=config.close_s)
-    use = WorkspaceUse(config, owner)
-    backend.check(use.spec())
-    return tuple(WorkspaceTool(_schema(name), use, _TOOLS[name][0]) for name in config.tools)
+    use = make_use(config, resources)
+    return tuple(WorkspaceTool(_schema(name), use, config, _TOOLS[name][0]) for name in config.tools)
 
 
 def _schema(name: str) -> ToolSchema:

@@ -10,6 +10,7 @@ A backend starts them. The kind of part is `workspaces`; a plugin registers a ba
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, Protocol, runtime_checkable
 
@@ -54,6 +55,7 @@ class WorkspaceSpec:
             root file system is read-only makes each of them a file system that no process can move or replace.
         files: contents by path, relative to the folder or absolute; they are written at the start.
         environment: variables of every command, besides the ones of the backend.
+        mounts: files and folders of this machine that the workspace shows, read-only, by absolute path in it.
         limits: of the processes together.
         network: `none` has a loopback and nothing else.
         boot_s: seconds from the start until the files are written.
@@ -66,6 +68,7 @@ class WorkspaceSpec:
     )
     files: Mapping[str, bytes] = field(factory=dict)
     environment: Mapping[str, str] = field(factory=dict)
+    mounts: Mapping[str, str] = field(factory=dict)
     limits: Limits = field(factory=Limits)
     network: Literal["none"] = field(default="none", validator=validators.in_(("none",)))
     boot_s: float = field(default=60.0, validator=validators.gt(0.0))
@@ -121,6 +124,8 @@ class ExecResult:
 
 OnOutput = Callable[[bytes], None]
 """Called on the event loop with each piece of a command's output that is kept, as it comes."""
+OnStream = Callable[[Literal["out", "err"], bytes], None]
+"""Called on the event loop with each piece of a program's standard output, or of its standard error, as it comes."""
 
 
 @runtime_checkable
@@ -177,6 +182,25 @@ class Snapshots(Protocol):
         """Kill every process, and bring back the files of a snapshot."""
 
 
+@runtime_checkable
+class Programs(Protocol):
+    """Optional methods of a workspace whose backend has the capability `programs`: an outside agent can run in it."""
+
+    async def listen(self) -> socket.socket:
+        """
+        Return a socket of this process that listens at 127.0.0.1 in the workspace, at a free port there.
+
+        The processes of the workspace can connect to it, and nobody else. The caller closes it.
+        """
+
+    async def run(self, command: Command, on_output: OnStream) -> ExecResult:
+        """
+        Run a command as `exec` does, and hand over its whole output, of which the result has nothing.
+
+        `on_output` must not raise.
+        """
+
+
 @frozen(kw_only=True)
 class Capabilities:
     """
@@ -186,11 +210,15 @@ class Capabilities:
         images: a specification may name an image.
         disk_limit: `Limits.disk_mb` is enforced.
         snapshots: its workspaces have the methods of `Snapshots`.
+        mounts: a specification may have mounts.
+        programs: its workspaces have the methods of `Programs`.
     """
 
     images: bool = False
     disk_limit: bool = False
     snapshots: bool = False
+    mounts: bool = False
+    programs: bool = False
 
 
 @frozen(kw_only=True)

@@ -31,12 +31,15 @@ from turnwise_gateway.models import Endpoint
 from turnwise_gateway.programs.callers import ProgramCallers
 from turnwise_gateway.programs.keeper import KEEPER
 from turnwise_gateway.programs.peer_socket import can_find_inodes
-from turnwise_gateway.programs.program import Program, ProgramFailedError, inherited
+from turnwise_gateway.programs.program import INHERITED, Program, ProgramFailedError, inherited
+from turnwise_gateway.programs.workspace_program import WorkspaceProgram
 from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.session.comparison import check_conversations
 from turnwise_gateway.session.grammars import GrammarWriter
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session
+from turnwise_workspaces.owner import OwnedWorkspace
+from turnwise_workspaces.programs import ProgramWorkspaces, choose_workspaces
 
 SCORE_MARK: Final = "TURNWISE_SCORE="
 """Start of a line of a program's output that reports its score."""
@@ -95,6 +98,7 @@ class ExternalAgent:
     parts: SessionParts = field(init=False)
     _function: AgentFunction | None = field(init=False)
     _binds_keys: bool = field(init=False)
+    _workspaces: ProgramWorkspaces | None = field(init=False)
     _host: ServerHost = field(init=False)
     _servers: AsyncExitStack = field(factory=AsyncExitStack, init=False)
 
@@ -104,10 +108,20 @@ class ExternalAgent:
         self.parts = build_parts(self.config, self.resources)
         self._function = self._find_function() if self.config.function else None
         self._host = ServerHost(self.config.model)
+        self._workspaces = self._find_workspaces()
         can_bind = bool(self.config.command) and can_find_inodes()
         if self.config.bind_keys and not can_bind:
             raise ConfigError("agent.bind_keys: only keys of programs (`command`) can be bound, and only on Linux")
         self._binds_keys = can_bind and self.config.bind_keys is not False
+
+    def _find_workspaces(self) -> ProgramWorkspaces | None:
+        config = self.config.workspace
+        if config is None:
+            return None
+        try:
+            return choose_workspaces(config, self.resources)
+        except ConfigError as error:
+            raise ConfigError(f"agent.workspace: {error}") from error
 
     def _find_function(self) -> AgentFunction:
         place = self.config.function
@@ -133,17 +147,25 @@ class ExternalAgent:
             if self._function is not None:
                 return await self._attempt(episode, server)
             async with server.hold_program():
-                return await self._attempt(episode, server)
+                if self._workspaces is None:
+                    return await self._attempt(episode, server)
+                async with self._workspaces.open(episode) as workspace:
+                    return await self._attempt(episode, server, workspace)
 
-    async def _attempt(self, episode: Episode, server: RunningServer) -> State:
+    async def _attempt(self, episode: Episode, server: RunningServer, workspace: OwnedWorkspace | None = None) -> State:
         failure: Exception | None = None
         async with asyncio.TaskGroup() as calls:
             session = Session(episode, self.parts, secrets.token_hex(8), calls.create_task)
             log_session(session, self.config.keep_requests)
+            callers = server.bind_callers(session.name) if self._binds_keys and workspace is None else None
             try:
-                callers = server.bind_callers(session.name) if self._binds_keys else None
-                with server.open(session.name, session, callers) as client:
-                    await self._run(session, client, callers)
+                if workspace is None:
+                    with server.open(session.name, session, callers) as client:
+                        await self._run(session, client, callers)
+                else:
+                    with await workspace.listen() as listener:
+                        async with server.open_at(listener, session.name, session) as client:
+                            await self._run(session, client, workspace)
             except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and so its owner
                 failure = error
             finally:
@@ -156,40 +178,50 @@ class ExternalAgent:
             raise failure
         return State.TERMINATED
 
-    async def _run(self, session: Session, client: ModelClient, callers: ProgramCallers | None) -> None:
+    async def _run(self, session: Session, client: ModelClient, place: ProgramCallers | OwnedWorkspace | None) -> None:
         """Run the agent to its end, and note the score that it reports."""
         episode = session.episode
         if self._function is not None:
             agent = _call_function(self._function, episode, client)
+        elif isinstance(place, OwnedWorkspace):
+            agent = self._run_inside(session, client, place)
         else:
-            agent = self._run_program(session, client, callers)
+            agent = self._run_program(session, client, place)
         await wait_for_agent(agent, session, self.config)
         check_turns(session)
 
     async def _run_program(self, session: Session, client: ModelClient, callers: ProgramCallers | None) -> None:
-        episode = session.episode
-
-        def take_line(line: str) -> None:
-            if line.startswith(SCORE_MARK):
-                report_score(episode, _read_score(line.removeprefix(SCORE_MARK).strip()))
-
-        environment = {
-            **inherited(self.config.inherit),
-            **self.config.environment,
-            **describe_client(client),
-            "TURNWISE_TASK": json.dumps(show_task(episode.task), ensure_ascii=False),
-        }
+        environment = {**inherited(self.config.inherit), **self._variables(session.episode, client)}
         name, *arguments = self.config.command
         # An environment that is not active has its `python` not on the path.
         command = (sys.executable if name == "python" else name, *arguments)
         with KEEPER.watch() as mark:
-            program = await Program.start(command, environment, take_line, mark)
+            program = await Program.start(command, environment, self._take_line(session.episode), mark)
             if callers is not None:
                 callers.begin(program.process.pid, mark)
             # A child of the program may still call, and is no agent any more.
             code = await program.wait(session.refuse_calls)
         if code != 0:
             raise ProgramFailedError(program.describe_end(code))
+
+    async def _run_inside(self, session: Session, client: ModelClient, workspace: OwnedWorkspace) -> None:
+        wanted = os.environ.keys() - INHERITED if self.config.inherit == "all" else self.config.inherit
+        named = {name: os.environ[name] for name in wanted if name in os.environ}
+        environment = {**named, **self._variables(session.episode, client)}
+        program = WorkspaceProgram(workspace, self.config.command, environment, self._take_line(session.episode))
+        await program.run(session.refuse_calls, has_called=lambda: session.num_calls > 0)
+
+    def _variables(self, episode: Episode, client: ModelClient) -> dict[str, str]:
+        task = json.dumps(show_task(episode.task), ensure_ascii=False)
+        return {**self.config.environment, **describe_client(client), "TURNWISE_TASK": task}
+
+    @staticmethod
+    def _take_line(episode: Episode) -> Callable[[str], None]:
+        def take_line(line: str) -> None:
+            if line.startswith(SCORE_MARK):
+                report_score(episode, _read_score(line.removeprefix(SCORE_MARK).strip()))
+
+        return take_line
 
 
 async def _call_function(function: AgentFunction, episode: Episode, client: ModelClient) -> None:

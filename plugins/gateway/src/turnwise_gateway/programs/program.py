@@ -7,7 +7,7 @@ import fcntl
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import structlog
@@ -15,10 +15,9 @@ from attrs import define, field
 
 from turnwise.errors import InfrastructureError
 from turnwise_gateway.programs.keeper import KEEPER
+from turnwise_gateway.programs.lines import Lines
 from turnwise_gateway.programs.orphans import VARIABLE
 
-MAX_LINE: Final = 4096
-"""Characters of a line that are kept."""
 INHERITED: Final = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMP", "TMPDIR", "TZ", "USER"}
     | {"LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
@@ -26,7 +25,8 @@ INHERITED: Final = frozenset(
     | {"CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"}
 )
 """Variables of the worker that a program gets, besides all with the prefix `LC_`."""
-_MAX_TAIL: Final = 20
+MAX_TAIL: Final = 20
+"""Last lines of standard error that are kept."""
 _CHUNK: Final = 1 << 16
 _PIPE_S: Final = 1.0
 """Time for the output of an ended program; a process that left the group may hold its pipes for ever."""
@@ -56,7 +56,7 @@ class Program:
     lifeline: int
     take_line: Callable[[str], None]
     mark: str
-    _tail: deque[str] = field(factory=lambda: deque(maxlen=_MAX_TAIL), init=False)
+    _tail: deque[str] = field(factory=lambda: deque(maxlen=MAX_TAIL), init=False)
 
     @classmethod
     async def start(
@@ -124,12 +124,17 @@ class Program:
 
     def describe_end(self, code: int) -> str:
         """Return how the program ended, with its last lines of standard error."""
-        ended = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return "\n".join((f"the program {ended}", *self._tail))
+        return describe_end(code, self._tail)
 
     def _take_output(self, line: str) -> None:
         structlog.get_logger().debug("program output", pid=self.process.pid, line=line)
         self.take_line(line)
+
+
+def describe_end(code: int, tail: Iterable[str]) -> str:
+    """Return how a program ended, with its last lines of standard error."""
+    ended = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return "\n".join((f"the program {ended}", *tail))
 
 
 def inherited(names: Collection[str] | Literal["all"]) -> dict[str, str]:
@@ -167,13 +172,9 @@ async def _read_lines(descriptor: int, take: Callable[[str], None]) -> None:
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", buffering=0)
     )
     try:
-        line = b""
+        lines = Lines(take)
         while chunk := await stream.read(_CHUNK):
-            *lines, line = (line + chunk).split(b"\n")
-            for each in lines:
-                take(each[:MAX_LINE].decode(errors="replace").rstrip("\r"))
-            line = line[:MAX_LINE]
-        if line:
-            take(line.decode(errors="replace"))
+            lines.feed(chunk)
+        lines.end()
     finally:
         transport.close()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import structlog
 from aiohttp import web
-from attrs import define
+from attrs import define, evolve
 
 from turnwise.types import JsonObject
 from turnwise_gateway.calls import CallerCheck, CallRefusedError, Directory, ModelCall, SessionBackend
@@ -19,7 +22,7 @@ from turnwise_gateway.server.body_reader import BodyReader
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
 from turnwise_gateway.server.forwarding import Forwarder, find_forwarding
-from turnwise_gateway.server.listening import listen
+from turnwise_gateway.server.listening import listen, listen_at
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.receipt import AgentsServer, Connection, read_body
 from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
@@ -28,7 +31,10 @@ from turnwise_gateway.server.tool_replies import ToolReplies
 FOREIGN_CALLER = (
     "the API key was given to another program; the agent's option `bind_keys: false` lets proxies and containers call"
 )
+OTHER_WORKSPACE = "the API key belongs to a program in another place: a workspace reaches its own session alone"
 _MAX_REASON_CHARS = 300
+_MAX_WAITING_AT_HOME = 64
+"""Most idle connections of the processes in a workspace, which share the descriptors of the worker with all others."""
 _SHUTDOWN_S = 1.0
 """Time for calls in flight when the server stops; then their handlers are cancelled."""
 
@@ -84,6 +90,7 @@ class GatewayServer:
         self._runner: web.ServerRunner | None = None
         self._readers: WeakKeyDictionary[SessionBackend, BodyReader] = WeakKeyDictionary()
         self._tool_replies: WeakKeyDictionary[SessionBackend, ToolReplies] = WeakKeyDictionary()
+        self._at_home: WeakSet[SessionBackend] = WeakSet()
         self._checks: WeakKeyDictionary[SessionBackend, CallerCheck] = WeakKeyDictionary()
         self._forwarder = Forwarder(self._options)
         self._num_in_flight = 0
@@ -127,6 +134,19 @@ class GatewayServer:
         await self._runner.setup()
         await listen(self._runner, self._options.host, self._options.port)
         self._port = self._runner.addresses[0][1]
+
+    @asynccontextmanager
+    async def serve_at(self, listener: socket.socket, backend: SessionBackend) -> AsyncIterator[None]:
+        """Answer one session at a listener inside the `async with` statement; it then answers at no other place."""
+        options = evolve(self._options, max_waiting=_MAX_WAITING_AT_HOME)
+        runner = web.ServerRunner(AgentsServer(self._handle, options, backend), shutdown_timeout=_SHUTDOWN_S)
+        await runner.setup()
+        self._at_home.add(backend)
+        try:
+            await listen_at(runner, listener)
+            yield
+        finally:
+            await close_runner(runner)
 
     async def stop(self) -> None:
         """Close all connections; calls in flight get a moment to end."""
@@ -238,6 +258,8 @@ class GatewayServer:
 
     async def _check_caller(self, connection: Connection, backend: SessionBackend) -> None:
         """Refuse the key of a session in a connection that its check does not admit; each connection is asked once."""
+        if connection.home is not (backend if backend in self._at_home else None):
+            raise CallRefusedError("foreign_caller", OTHER_WORKSPACE)
         check, transport = self._checks.get(backend), connection.transport
         if check is not None and not connection.is_proved(backend) and transport is not None:
             ends = transport.get_extra_info("peername"), transport.get_extra_info("sockname")

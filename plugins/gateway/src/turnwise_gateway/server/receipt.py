@@ -23,7 +23,8 @@ class Connection(web.RequestHandler):
     A connection that is closed if its first request has no whole head in time; aiohttp limits the later ones.
 
     It knows whether the client has a response. A client that closes its end in order has read everything: with unread
-    bytes, its system breaks the connection instead.
+    bytes, its system breaks the connection instead. `home` is the one session that its listener serves; None for all
+    sessions that have no separate listener.
     """
 
     __slots__ = (
@@ -37,10 +38,14 @@ class Connection(web.RequestHandler):
         "_proved",
         "_receive_s",
         "_waiting",
+        "home",
     )
 
-    def __init__(self, server: web.Server, receive_s: float, waiting: WaitingConnections, **options: Any) -> None:
+    def __init__(
+        self, server: web.Server, receive_s: float, waiting: WaitingConnections, home: object, **options: Any
+    ) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self.home = home
         self._receive_s, self._waiting = receive_s, waiting
         self._proved: weakref.ref[object] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -127,11 +132,11 @@ class Connection(web.RequestHandler):
 
 
 class AgentsServer(web.Server):
-    """Builds the connections of a port. A handler ends as soon as its client has left."""
+    """Builds the connections of a port, or of one session. A handler ends as soon as its client has left."""
 
-    def __init__(self, handler: Any, options: ServerOptions, **more: Any) -> None:
+    def __init__(self, handler: Any, options: ServerOptions, home: object = None, **more: Any) -> None:
         super().__init__(handler, handler_cancellation=True, **more)
-        self._options = options
+        self._options, self._home = options, home
         most = bound_of(raise_descriptor_limit()) if options.max_waiting is None else options.max_waiting
         self._waiting = WaitingConnections(most)
 
@@ -141,6 +146,7 @@ class AgentsServer(web.Server):
             self,
             seconds,
             self._waiting,
+            self._home,
             access_log=None,
             logger=SERVER_LOGGER,
             auto_decompress=False,

@@ -13,6 +13,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ from turnwise_workspaces.box.processes import hide, kill_all, kill_tree, memory_
 WATCH_S = 0.1
 """Seconds between two measurements of memory and processes."""
 _CHUNK = 2**16
+_BACKLOG = 128
 _CANNOT_START = 126
 _NOT_FOUND = 127
 _MAX_PIPE_BYTES = 2**20
@@ -52,7 +54,7 @@ class Supervisor:
     Serves one box.
 
     Args:
-        settings: `folder`, `environment`, `memory_bytes` and `processes`.
+        settings: `folder`, `environment`, `memory_bytes`, `processes` and `door`, the descriptor of a socket.
         control: descriptors of the requests and of the replies.
     """
 
@@ -119,6 +121,9 @@ class Supervisor:
         elif what == "end_processes":
             kill_all()
             self.send({"id": number, "done": True})
+        elif what == "listen":
+            self.listen()
+            self.send({"id": number, "done": True})
         else:
             job = Job(number, header, payload if what == "exec" else b"")
             self.jobs[number] = job
@@ -127,6 +132,13 @@ class Supervisor:
             except OSError as error:  # no process or descriptor is left for it
                 self.finish(job, _CANNOT_START, f"cannot start a process: {error.strerror}\n".encode())
         self.next_watch = self.next_watch or time.monotonic() + WATCH_S
+
+    def listen(self) -> None:
+        """Hand the host a socket that listens here: it stays in the network of the box, whatever process has it."""
+        with socket.socket(fileno=os.dup(self.settings["door"])) as door, socket.socket() as made:
+            made.bind(("127.0.0.1", 0))
+            made.listen(_BACKLOG)
+            socket.send_fds(door, [b"."], [made.fileno()])
 
     # Processes
 

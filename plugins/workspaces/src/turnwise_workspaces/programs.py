@@ -1,0 +1,63 @@
+"""Gives an outside program the workspace of its episode, which the tools of the run share with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from attrs import define
+
+from turnwise import Episode, Resources
+from turnwise.errors import ConfigError, PluginError
+from turnwise_workspaces.config import WorkspaceConfig
+from turnwise_workspaces.owner import OwnedWorkspace
+from turnwise_workspaces.use import WorkspaceUse, make_use
+
+
+@define(eq=False)
+class ProgramWorkspaces:
+    """
+    The workspaces for the programs of a run.
+
+    Attributes:
+        use: the workspaces.
+        tool: name of a tool that opens them; empty if the run has no tools `workspace`.
+    """
+
+    use: WorkspaceUse
+    tool: str = ""
+
+    @asynccontextmanager
+    async def open(self, episode: Episode) -> AsyncIterator[OwnedWorkspace]:
+        """
+        Return the workspace of an episode. It ends with the block, or when the tools are released that share it.
+
+        Raises:
+            InfrastructureError: it does not start.
+        """
+        if self.tool:
+            session = await episode.open_tool(self.tool)
+            if not isinstance(session, OwnedWorkspace):
+                raise PluginError(f"tool {self.tool!r} is wrapped, and its session is no workspace: {session!r}")
+            yield session
+        else:
+            async with self.use.workspace(episode.task) as workspace:
+                yield workspace
+
+
+def choose_workspaces(config: WorkspaceConfig, resources: Resources) -> ProgramWorkspaces:
+    """
+    Return the workspaces for the programs of a run, which are the ones of its tools if it has them.
+
+    Raises:
+        ConfigError: the options do not fit the backend or the tools, or the backend runs no programs.
+        PluginError: the backend is unknown, or cannot be built.
+    """
+    keys = {name: getattr(tool, "session_key", None) for name, tool in resources.tools.items()}
+    found = [(name, key) for name, key in keys.items() if isinstance(key, WorkspaceUse)]
+    if found and config != WorkspaceConfig():
+        raise ConfigError("the tools 'workspace' of the run have the options of the workspace; write {} here")
+    chosen = ProgramWorkspaces(found[0][1], found[0][0]) if found else ProgramWorkspaces(make_use(config, resources))
+    if not chosen.use.owner.backend.capabilities.programs:
+        raise ConfigError(f"the backend {chosen.use.config.backend.name!r} runs no programs of agents")
+    return chosen

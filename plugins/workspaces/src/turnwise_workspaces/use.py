@@ -1,0 +1,91 @@
+"""The workspaces of a run in one process: the options, and the owner that starts and ends them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from attrs import define
+
+from turnwise import Resources, Task
+from turnwise.errors import ConfigError, InfrastructureError
+from turnwise_workspaces.backends import build_backend
+from turnwise_workspaces.config import WorkspaceConfig
+from turnwise_workspaces.mounts import check_mounts
+from turnwise_workspaces.owner import OwnedWorkspace, WorkspaceOwner
+from turnwise_workspaces.slots import Slots
+from turnwise_workspaces.task_columns import TaskWorkspace, read_files, read_workspace
+from turnwise_workspaces.workspace import WorkspaceSpec
+
+
+@define(eq=False)
+class WorkspaceUse:
+    """
+    The workspaces of a run.
+
+    Attributes:
+        config: the options.
+        owner: starts and ends the workspaces.
+    """
+
+    config: WorkspaceConfig
+    owner: WorkspaceOwner
+
+    @asynccontextmanager
+    async def workspace(self, task: Task) -> AsyncIterator[OwnedWorkspace]:
+        """
+        Start a workspace that lives until the end of the block. An end that fails is only logged.
+
+        Raises:
+            InfrastructureError: as `WorkspaceOwner.open` says.
+        """
+        opened = await self.owner.open(self.spec(task))
+        try:
+            yield opened
+        finally:
+            try:
+                await self.owner.close(opened)
+            except InfrastructureError as error:
+                structlog.get_logger().warning("workspace did not end in order", error=str(error))
+
+    def spec(self, task: Task | None = None) -> WorkspaceSpec:
+        """
+        Return the workspace of a task.
+
+        Raises:
+            InfrastructureError: the task's columns have something else, which is not the model's doing.
+        """
+        config = self.config
+        own = TaskWorkspace() if task is None else read_workspace(task)
+        files = {path: text.encode(errors="surrogateescape") for path, text in config.files.items()}
+        return WorkspaceSpec(
+            image=own.image or config.image,
+            folder=own.folder or config.folder,
+            folders=own.folders,
+            files=files if task is None else files | read_files(task, config.files_column),
+            environment={**config.environment, **own.environment},
+            mounts={path: str(source.absolute()) for path, source in config.mounts.items()},
+            limits=config.limits,
+            boot_s=config.boot_s,
+        )
+
+
+def make_use(config: WorkspaceConfig, resources: Resources) -> WorkspaceUse:
+    """
+    Build the backend and the owner of its workspaces.
+
+    Raises:
+        ConfigError: the options do not fit the backend.
+        PluginError: the backend is unknown, or cannot be built.
+    """
+    slots = Slots(config.state_folder, config.max_workspaces, config.wait_s)
+    backend = build_backend(config.backend, resources)
+    owner = WorkspaceOwner(backend, slots, boot_tries=config.boot_tries, close_s=config.close_s)
+    use = WorkspaceUse(config, owner)
+    spec = use.spec()
+    if spec.mounts and not backend.capabilities.mounts:
+        raise ConfigError(f"mounts: the backend {config.backend.name!r} has none")
+    check_mounts(spec)
+    backend.check(spec)
+    return use

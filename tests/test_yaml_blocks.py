@@ -74,6 +74,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "docs/how-to/write-an-adapter.md#5": (_NO_FILE, _CODE),
     "docs/how-to/write-a-task-source.md#4": ("unknown task source 'countdowns'", _PART),
     "docs/how-to/write-a-task-source.md#5": ("unknown task source 'countdowns'", _PART),
+    "docs/tutorial/your-own-agent.md#3": ("there is no", _FILE),
     "docs/tutorial/first-agent-plugin.md#4": ("unknown agent 'self_check'", _PART),
     "plugins/environments/README.md#1": ("cannot be imported: No module named 'verifiers'", "a package of others"),
     "plugins/gateway/README.md#1": ("mounts: /opt/agent: there is no", _FILE),

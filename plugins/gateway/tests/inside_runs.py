@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import yaml
 from gateway_rollouts import start_rollout, write_rollout
 
 from turnwise_result_files import read_results
+
+sys.path.append(str(Path(__file__).parents[2] / "workspaces/tests"))  # for `images`
 
 PROGRAM = Path(__file__).parent / "programs/work_inside.py"
 
@@ -24,6 +27,17 @@ def why_no_boxes() -> str:
         return "bubblewrap is not installed"
     command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr.strip()
+
+
+def container_options() -> dict[str, Any]:
+    """Return options of containers with nothing but busybox and this machine's programs; skip without an engine."""
+    import images
+    import pytest
+
+    if reason := images.why_no_containers():
+        pytest.skip(reason)
+    backend = {"name": "containers", "command": list(images.ENGINE), "run_options": list(images.RUN_OPTIONS)}
+    return {"backend": backend, "image": images.IMAGE, "mounts": {"/usr": "/usr", "/lib": "/lib", "/lib64": "/lib64"}}
 
 
 def write_inside(

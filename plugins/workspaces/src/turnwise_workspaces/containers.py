@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import posixpath
+import re
 import signal
+import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise import Resources
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_workspaces.config import ContainersConfig
 from turnwise_workspaces.engine_command import (
     Collected,
+    PassedOn,
     ask_engine,
     communicate,
+    listen_in_network,
     now,
     pids_beside,
     remove_later,
@@ -30,6 +34,7 @@ from turnwise_workspaces.workspace import (
     Command,
     ExecResult,
     OnOutput,
+    OnStream,
     Orphan,
     Workspace,
     WorkspaceFileError,
@@ -56,6 +61,11 @@ for d in /proc/[0-9]*; do
   if tr '\\0' '\\n' < "$d/environ" | grep -qx "$1"; then kill -9 "${d#/proc/}"; fi
 done 2>/dev/null
 """
+_OF_ENGINE: Final = re.compile(
+    r"(HOME|LANG|PATH|SHELL|TMPDIR|USER|no_proxy|NO_PROXY|\w+_(proxy|PROXY))\Z"
+    r"|(BUILDAH|CONTAINER|CONTAINERS|DBUS|DOCKER|GO\w*|LC|LD|NOTIFY|PODMAN|REGISTRY|SSL|STORAGE|XDG)_"
+)
+"""Variables that podman or docker may read."""
 _DISKS: Final = ("tmpfs", "quota", "none")
 _FILE_S: Final = 30.0
 _KILL_S: Final = 5.0
@@ -72,7 +82,7 @@ class ContainersBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(images=True, disk_limit=self.config.disk != "none")
+        return Capabilities(images=True, disk_limit=self.config.disk != "none", mounts=True, programs=True)
 
     def check(self, spec: WorkspaceSpec) -> None:
         if not spec.image:
@@ -124,7 +134,8 @@ class ContainersBackend:
             *("--network", "none", "--memory", f"{limits.memory_mb}m", "--pids-limit", str(limits.processes)),
             *("--security-opt", "no-new-privileges", "--stop-signal", "KILL", "--workdir", spec.folder),
             *disk,
-            *_environment_options(spec.environment),
+            *(part for path, source in spec.mounts.items() for part in ("--volume", f"{source}:{path}:ro")),
+            *(part for name, value in spec.environment.items() for part in ("--env", f"{name}={value}")),
             *self.config.run_options,
             *("--entrypoint", "/bin/sh", spec.image, "-c", _INIT),
         ]
@@ -157,12 +168,25 @@ class ContainerWorkspace:
             await ask_engine([*self.command, "exec", self.name, "mkdir", "-p", *folders])
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
+        return await self._execute(command, Collected(command.max_output_bytes, on_output))
+
+    async def listen(self) -> socket.socket:
+        if self._is_closed:
+            raise InfrastructureError("the container has ended")
+        return await listen_in_network(self._init)
+
+    async def run(self, command: Command, on_output: OnStream) -> ExecResult:
+        return await self._execute(evolve(command, separate=True), PassedOn(take=on_output))
+
+    async def _execute(self, command: Command, collected: Collected) -> ExecResult:
         if self._is_closed:
             raise InfrastructureError("the container has ended")
         started, mark = now(), uuid.uuid4().hex
-        collected = Collected(command.max_output_bytes, on_output)
+        shown, hidden = _split_variables({**command.environment, _MARK: mark})
         try:
-            process = await start_program(self._exec(command, mark), with_input=bool(command.stdin))
+            process = await start_program(
+                self._exec(command, shown), with_input=bool(command.stdin), variables=os.environ | hidden
+            )
         except (OSError, ValueError) as error:  # a text that no program can get
             return ExecResult(exit_code=126, stdout=f"{error}\n".encode(errors="replace")[: command.max_output_bytes])
         code = await self._until_end(process, collected, command, mark)
@@ -200,8 +224,8 @@ class ContainerWorkspace:
         self._is_closed = True
         remove_later([*self.command, "rm", "-f", "--volumes", self.name])
 
-    def _exec(self, command: Command, mark: str) -> list[str]:
-        options = _environment_options({**command.environment, _MARK: mark})
+    def _exec(self, command: Command, variables: Sequence[str]) -> list[str]:
+        options = [part for each in variables for part in ("--env", each)]
         options += ["-i"] if command.stdin else []
         argv = command.argv if command.separate else ["/bin/sh", "-c", _MERGED, "sh", *command.argv]
         return [*self.command, "exec", *options, "--workdir", self.folder, self.name, *argv]
@@ -278,5 +302,12 @@ class ContainerWorkspace:
         return result.stdout
 
 
-def _environment_options(environment: Mapping[str, str]) -> list[str]:
-    return [part for name, value in environment.items() for part in ("--env", f"{name}={value}")]
+def _split_variables(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """
+    Return the variables of a command as options of the engine, and the values that it takes from its environment.
+
+    Every user of the machine can read a command line, and some values are keys. The variables that the engine reads
+    itself stay on the command line.
+    """
+    hidden = {name: value for name, value in environment.items() if not _OF_ENGINE.match(name)}
+    return [name if name in hidden else f"{name}={value}" for name, value in environment.items()], hidden

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from attrs import define, field
 
 from turnwise.errors import InfrastructureError
+from turnwise_workspaces.workspace import OnStream
 
 _CHUNK: Final = 2**16
+_LISTEN: Final = """
+import socket
+made = socket.create_server(("127.0.0.1", 0), backlog=128)
+socket.send_fds(socket.socket(fileno=1), [b"."], [made.fileno()])
+"""
 _REMOVALS: Final = 'for s in 0 1 5; do sleep $s; "$@" >/dev/null 2>&1; done'
 """An engine may finish what it began for a client that is gone, so one removal is not enough."""
 
@@ -53,14 +61,34 @@ class Collected:
                     self.failure = error
 
 
-async def start_program(arguments: Sequence[str], *, with_input: bool) -> asyncio.subprocess.Process:
-    """Start a program; `InfrastructureError` when it cannot be."""
+@define(eq=False)
+class PassedOn(Collected):
+    """
+    A program's output that is handed over, of which nothing is kept.
+
+    Attributes:
+        take: called with each piece.
+    """
+
+    room: int = field(default=0, init=False)
+    take: OnStream = field(kw_only=True)
+
+    async def read(self, stream: asyncio.StreamReader, into: bytearray) -> None:
+        while data := await stream.read(_CHUNK):
+            self.take("out" if into is self.stdout else "err", data)
+
+
+async def start_program(
+    arguments: Sequence[str], *, with_input: bool, variables: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """Start a program, by default with the variables of this process; `InfrastructureError` when it cannot be."""
     try:
         return await asyncio.create_subprocess_exec(
             *arguments,
             stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=variables,
             start_new_session=True,  # Ctrl-C is for this process, which ends its workspaces itself
         )
     except FileNotFoundError as error:
@@ -143,6 +171,42 @@ def pids_beside(init: int) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+async def listen_in_network(pid: int) -> socket.socket:
+    """
+    Return a socket that listens at 127.0.0.1 in the network of a process: it stays there, whatever process has it.
+
+    Raises:
+        InfrastructureError: this user may not enter that network, or the process is on another machine.
+    """
+    # A process of another user's engine belongs to another user namespace, which its owner enters first.
+    user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+    command = ["nsenter", "--target", str(pid), *user, "--net", "--", sys.executable, "-I", "-S", "-c", _LISTEN]
+    ours, theirs = socket.socketpair()
+    with ours:
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+        except FileNotFoundError as error:
+            raise InfrastructureError(
+                "nsenter is not installed (Debian, Ubuntu: apt-get install util-linux)"
+            ) from error
+        _, errors = await process.communicate()
+        if process.returncode != 0:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            raise InfrastructureError(
+                "this user cannot enter the network of the container, which a program inside needs:"
+                f" {lines[-1] if lines else f'exit code {process.returncode}'}"
+            )
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+    return socket.socket(fileno=descriptors[0])
 
 
 def now() -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise.errors import InfrastructureError
 from turnwise_workspaces import (
@@ -132,7 +132,7 @@ class FaultyBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
+        return evolve(self.inner.capabilities, programs=False)  # its workspaces pass on no more than `Workspace`
 
     def check(self, spec: WorkspaceSpec) -> None:
         self.inner.check(spec)

@@ -11,6 +11,8 @@ import pytest
 from gateway_rollouts import start_rollout, wait_until
 from inside_runs import list_marked, read_episodes, roll_out, why_no_boxes, write_inside
 
+from turnwise_testing.whole_runs.installation import install_plugin
+
 pytestmark = [
     pytest.mark.usefixtures("starts_a_process"),
     pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes()),
@@ -70,6 +72,38 @@ def test_tools_and_program_share_a_workspace(tmp_path):
 
     assert str(episode.status) == "completed", episode.fault
     assert said(episode) == "/workspace from the tool"
+
+
+GRADING = """
+from turnwise import hookimpl
+
+
+class Grades:
+    def __init__(self, config, resources):
+        pass
+
+    def grading_s(self, task):
+        return 30.0
+
+    async def score(self, episode):
+        workspace = await episode.open_tool("shell")
+        return float(await workspace.read("seen", max_bytes=100) == b"from the tool\\n")
+
+
+@hookimpl
+def register_rewards(registry):
+    registry.add("grades", Grades)
+"""
+
+
+def test_the_workspace_lives_until_it_is_graded(tmp_path):
+    """A reward finds the program's file in the same workspace, in which no process of the program is left."""
+    install_plugin(tmp_path / "site", "acme_grades", GRADING)
+
+    episode = run_one(tmp_path, "use_tools", tools={}, parser="hermes", reward="grades", plugins=None)
+
+    assert str(episode.status) == "completed", episode.fault
+    assert [score.value for score in episode.scores] == [1.0]
 
 
 def test_a_program_sees_its_own_variables(tmp_path, monkeypatch):

@@ -53,11 +53,16 @@ def choose_workspaces(config: WorkspaceConfig, resources: Resources) -> ProgramW
         ConfigError: the options do not fit the backend or the tools, or the backend runs no programs.
         PluginError: the backend is unknown, or cannot be built.
     """
-    keys = {name: getattr(tool, "session_key", None) for name, tool in resources.tools.items()}
-    found = [(name, key) for name, key in keys.items() if isinstance(key, WorkspaceUse)]
-    if found and config != WorkspaceConfig():
+    tools: dict[WorkspaceUse, str] = {}
+    for name, tool in resources.tools.items():
+        if isinstance(key := getattr(tool, "session_key", None), WorkspaceUse):
+            tools.setdefault(key, name)
+    if len(tools) > 1:
+        raise ConfigError("the run has the tools 'workspace' more than once")
+    if tools and config != WorkspaceConfig():
         raise ConfigError("the tools 'workspace' of the run have the options of the workspace; write {} here")
-    chosen = ProgramWorkspaces(found[0][1], found[0][0]) if found else ProgramWorkspaces(make_use(config, resources))
+    use, name = next(iter(tools.items()), (None, ""))
+    chosen = ProgramWorkspaces(use or make_use(config, resources), name)
     if not chosen.use.owner.backend.capabilities.programs:
         raise ConfigError(f"the backend {chosen.use.config.backend.name!r} runs no programs of agents")
     return chosen

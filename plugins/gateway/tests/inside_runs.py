@@ -63,7 +63,7 @@ def write_inside(
     write_rollout(folder, num_tasks, options, max_in_flight=10)
     config = yaml.safe_load((folder / "run.yaml").read_text())
     config["rollout"] |= {"prompt_length": 16384, "response_length": 16384, **sections.pop("rollout", {})}
-    config["plugins"] += ["workspaces", "hermes_parser"]
+    config["plugins"] += ["workspaces", "hermes_parser", "routers"]
     config |= sections
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
 

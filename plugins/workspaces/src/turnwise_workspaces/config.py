@@ -65,7 +65,7 @@ class WorkspaceConfig:
 @frozen(kw_only=True)
 class WorkspaceToolsConfig(WorkspaceConfig):
     """
-    Options of the tools; those of one episode work in one workspace.
+    Options of the tools, all of which work in one workspace in an episode.
 
     Attributes:
         tools: that the model gets.

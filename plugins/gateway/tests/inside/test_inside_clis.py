@@ -89,10 +89,11 @@ def check_episodes(folder, done):
     chat = probe_chat()
     for episode in episodes:
         assert str(episode.status) == "completed", episode.fault
-        assert [score.value for score in episode.scores][-1] == 1.0
         kinds = [each.kind for each in episode.lineage]
         assert kinds.count("main") == 1
-        main = episode.trajectories[kinds.index("main")]
+        place = kinds.index("main")
+        main = episode.trajectories[place]
+        assert episode.scores[place].value == 1.0
         turns = main.turns()
         assert int(main.response_mask.sum()) == sum(stop - start for start, stop in turns)
         assert [int(main.input_ids[stop - 1]) for _, stop in turns] == [chat.stop_token_ids[0]] * 3

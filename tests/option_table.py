@@ -204,7 +204,6 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "train.optimizer.betas": ([0.9, 0.95],),
     "train.policy.device": ("auto", "cpu"),
     "train.policy.attn_implementation": ("sdpa", "eager"),
-    "train.scorers": ([],),
     "train.lora.target_modules": (["all-linear"], ["q_proj", "v_proj"]),
     "train.validation.score": ("reward/mean", "reward/max"),
 }

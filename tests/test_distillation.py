@@ -143,7 +143,7 @@ def test_another_tokenizer(site: Path, dry: bool) -> None:
 
 
 REFUSED = [
-    ("{name: teacher}", "'path' must be set for one teacher, or 'teachers' for several, and not both"),
+    ("{name: teacher}", "train.scorers.0.path: must be set for one teacher, or 'teachers' for several, and not both"),
     ("{name: teacher, path: nowhere}", "is not a model directory: it has no config.json"),
     ("{name: teacher, path: teacher, top_k: 1000}", "top_k is 1000, and the tokenizer has "),
     ("{name: teachr, path: teacher}", "train.scorers.0: unknown scorer 'teachr'; did you mean 'teacher'?"),

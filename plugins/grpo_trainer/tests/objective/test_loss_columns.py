@@ -119,6 +119,17 @@ def test_the_gradient_is_that_of_a_dense_reference(spec, mixed, policy):
     assert int(trained.sum()) == metrics["actor/measured_tokens"]
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_shared_prefixes(spec, grouped, shared):
+    """Where rows share a prefix that is computed once, columns and further ids stay with their tokens, too."""
+    batch, learner = with_columns(grouped), make_learner(spec, share_prefixes=shared, max_tokens_per_micro_batch=512)
+    expected = reference_norm(learner, batch)
+    metrics = learner.update(batch, step=1, version=0)
+
+    assert expected == pytest.approx(metrics["actor/grad_norm"], rel=1e-5)
+    assert shared == (metrics["update/forwarded_tokens"] < metrics["update/row_tokens"])
+
+
 def test_rows_without_an_advantage_are_trained(spec, rewarded):
     """Equal rewards give no advantage, and the columns still train."""
     metrics = make_learner(spec).update(with_columns(rewarded([1, 1, 1, 1])), step=1, version=0)

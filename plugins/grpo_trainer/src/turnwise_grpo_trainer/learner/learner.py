@@ -25,7 +25,7 @@ from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner.batch_sizes import BatchSizes
 from turnwise_grpo_trainer.learner.gradient_noise import NoiseMeter
-from turnwise_grpo_trainer.learner.log_probs import token_log_probs, token_values
+from turnwise_grpo_trainer.learner.log_probs import Entropy, token_log_probs, token_values
 from turnwise_grpo_trainer.learner.lora import BaseModel, without_dropout
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 from turnwise_grpo_trainer.learner.mini_batches import MiniBatch, Share, split_batch
@@ -359,15 +359,11 @@ class Learner:
         algorithm = self.config.algorithm
         columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
         columns["row"] = rows.row_index[micro.tokens].to(self.device)
+        labels = find_labels(self.objectives.loss, local.labels, columns)
+        kind: Entropy = "gradient" if algorithm.entropy_coeff != 0 else "value"
+        model, chunk = self.policy.model, self.sizes.logits_chunk
         with self._autocast():
-            each, entropy = token_log_probs(
-                self.policy.model,
-                local,
-                self.temperature,
-                entropy="gradient" if algorithm.entropy_coeff != 0 else "value",
-                chunk=self.sizes.logits_chunk,
-                labels=find_labels(self.objectives.loss, local.labels, columns),
-            )
+            each, entropy = token_log_probs(model, local, self.temperature, entropy=kind, chunk=chunk, labels=labels)
         log_probs = split_log_probs(each, columns)
         weights = columns["weights"]
         loss, surrogate, values = policy_loss(algorithm, self.objectives.loss, columns, log_probs, entropy)

@@ -60,7 +60,7 @@ def find_labels(loss: PolicyLoss, labels: Tensor, columns: Mapping[str, Tensor])
 
 
 def split_log_probs(found: Tensor, columns: dict[str, Tensor]) -> Tensor:
-    """Return (M,) the log-probabilities of the tokens, and put those of further ids, (M, K), among the columns."""
+    """Return (M,) log-probabilities of the tokens; the (M, K) ones of further ids become a column."""
     if found.ndim == 1:
         return found
     columns[_ID_LOG_PROBS] = found[:, 1:]
@@ -68,7 +68,7 @@ def split_log_probs(found: Tensor, columns: dict[str, Tensor]) -> Tensor:
 
 
 def more_inputs(loss: PolicyLoss, columns: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the arguments of a `ColumnLoss` beside those of every loss."""
+    """Return the further arguments of a `ColumnLoss`."""
     if not isinstance(loss, ColumnLoss):
         return {}
     given = {"columns": {name: columns[f"{_START}{name}"] for name in loss.columns}}

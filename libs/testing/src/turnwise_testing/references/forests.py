@@ -28,7 +28,7 @@ class ForestReference:
         subtree_end: (L,) the column after the last token that continues the token of a column.
         block_start: (L,) the column at which the token's block starts; 0 outside blocks.
         path_start: (L,) the column at which the token's path starts; 0 outside blocks.
-        visible: (L, L) bool: whether the token of a row sees that of a column.
+        visible: (L, L) bool: whether the token of a row sees the token of a column.
     """
 
     places: list[list[int]]

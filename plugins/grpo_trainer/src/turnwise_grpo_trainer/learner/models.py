@@ -28,7 +28,7 @@ SEGMENTS: Final = "turnwise_segments"
 
 
 SEGMENTS_OR_SDPA: Final = "turnwise_segments_or_sdpa"
-"""Stands for `sdpa` where the same library is installed: forests need no mask, and all else is as with `sdpa`."""
+"""In place of `sdpa` where the same library is installed: forests need no mask, and all else is as with `sdpa`."""
 
 
 def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None) -> Any:
@@ -93,7 +93,7 @@ def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.pa
 
 
 def _resolve_attention(config: PolicyConfig) -> str:
-    """Return the name that transformers knows the attention by; registers those of this project with transformers."""
+    """Return the name that transformers knows the attention by; registers the project's own with transformers."""
     if config.attn_implementation == "sdpa" and config.share_prefixes and find_spec("turnwise_segment_attention"):
         import turnwise_segment_attention
 

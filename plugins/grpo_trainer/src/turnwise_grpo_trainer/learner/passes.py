@@ -68,7 +68,7 @@ class PassPlan:
     Micro-batches of some rows.
 
     Attributes:
-        shares: those of each process.
+        shares: the passes of each process.
         row_tokens: tokens of the rows.
     """
 

@@ -2,7 +2,7 @@
 Whether a model can compute rows that share prefixes as one forest, and the costs by which a plan decides.
 
 A model whose tokens read others than through masked attention cannot: recurrent states, convolutions, its own masks.
-So the loaded model computes a small forest, and the result is compared with that of separate rows.
+So the loaded model computes a small forest, and must give the result of separate rows.
 """
 
 # ruff: noqa: TID253 - only the trainer imports this module; no hook does

@@ -118,6 +118,7 @@ async def leave_calls(session):
     ],
 )
 def test_odd_ends_need_no_garbage_collection(scenario, options):
+    """The same after refused calls, and after calls that their clients left."""
     with expecting_no_garbage():
         Sessions().run(scenario, **options)
 

@@ -11,6 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import psutil
+
+from turnwise_workspaces.ownership import LABEL, read_owner
+
 IMAGE: Final = "localhost/turnwise-test:busybox"
 ENGINE: Final = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
 RUN_OPTIONS: Final = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
@@ -52,6 +56,10 @@ def image_tar() -> bytes:
 
 
 def list_containers() -> list[str]:
-    """Return the containers of workspaces on this machine."""
-    command = [*ENGINE, "ps", "-a", "--filter", "label=turnwise-workspace", "--format", "{{.Names}}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    """Return the containers of workspaces on this machine, without those of other tests that run now."""
+    style = f'{{{{.Names}}}} {{{{index .Labels "{LABEL}"}}}}'
+    command = [*ENGINE, "ps", "-a", "--filter", f"label={LABEL}", "--format", style]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    found = [(name, read_owner(label)) for name, label in map(str.split, lines)]
+    return [name for name, owner in found if owner is None or owner.is_gone or owner.pid in own]

@@ -43,9 +43,11 @@ ATTACKS = {
     """,
     "a background process": """
         (trap '' TERM HUP INT
-        while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo done > answer.txt; done) \\
-          > /dev/null 2>&1 &
-        sleep 0.1; rm -f answer.txt
+        while :; do
+          mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt
+          [ ! -e /tests/check.py ] || echo done > answer.txt  # not before, for that is a solution
+        done) > /dev/null 2>&1 &
+        sleep 0.1
     """,
     "a background process that left its parents": """
         setsid sh -c 'setsid sh -c "while :; do echo 1 > /logs/verifier/reward.txt; done" &' > /dev/null 2>&1

@@ -24,8 +24,8 @@ from turnwise_workspace_tasks.config import RewardConfig
 from turnwise_workspace_tasks.graded_task import GradedTask
 from turnwise_workspace_tasks.grading import Grade, grade, solve
 from turnwise_workspace_tasks.source import make_source
-from turnwise_workspaces.config import WorkspaceToolsConfig
-from turnwise_workspaces.tools import WorkspaceUse, make_tools
+from turnwise_workspaces.config import WorkspaceConfig
+from turnwise_workspaces.use import WorkspaceUse, make_use
 
 _SOLVE_S: Final = 600.0
 
@@ -81,9 +81,9 @@ def check_tasks(
     if not places:
         raise ConfigError("check tasks needs a folder with tasks, such as: turnwise check tasks examples/shell_tasks")
     tasks = [task for place in places for task in source.tasks(place)]
-    tools = make_tools(WorkspaceToolsConfig(backend=Choice(backend, dict(options))), Resources())
+    use = make_use(WorkspaceConfig(backend=Choice(backend, dict(options))), Resources())
     console = Console()
-    checked = asyncio.run(_check_all(tasks, tools[0].use, at_once, console))
+    checked = asyncio.run(_check_all(tasks, use, at_once, console))
     _print_table(console, checked)
     return FAILED if any(each.problem for each in checked) else OK
 

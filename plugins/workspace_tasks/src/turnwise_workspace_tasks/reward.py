@@ -13,7 +13,7 @@ from turnwise_workspace_tasks.config import RewardConfig
 from turnwise_workspace_tasks.graded_task import Tests, read_tests
 from turnwise_workspace_tasks.grading import grade
 from turnwise_workspaces import Workspace
-from turnwise_workspaces.tools import WorkspaceUse
+from turnwise_workspaces.use import find_tools
 
 
 class WorkspaceTests:
@@ -25,10 +25,13 @@ class WorkspaceTests:
 
     def __init__(self, config: RewardConfig, resources: Resources) -> None:
         self._config = config
-        self._tool = _find_tool(resources)
+        tools = find_tools(resources)
+        if tools is None:
+            raise ConfigError("the reward 'workspace_tests' needs the tools 'workspace'; the run has none")
+        _, self._tool = tools
 
     def grading_s(self, task: Task) -> float:
-        """Return the seconds for the tests of a task and all that they need; 'DataError' when it has none."""
+        """Return the seconds for the tests of a task and all that they need; `DataError` when it has none."""
         tests = _tests_of(task)
         return (self._config.timeout_s or tests.timeout_s) + self._config.spare_s
 
@@ -65,16 +68,3 @@ def _tests_of(task: Task) -> Tests:
 def _last_trained(episode: Episode) -> int:
     trained = [number for number, line in enumerate(episode.lineage) if line.trained]
     return trained[-1] if trained else len(episode.trajectories) - 1
-
-
-def _find_tool(resources: Resources) -> str:
-    """Return the name of a tool whose session is a workspace."""
-    uses: dict[object, str] = {}
-    for name, tool in resources.tools.items():
-        key = getattr(tool, "session_key", None)
-        if isinstance(key, WorkspaceUse):
-            uses.setdefault(key, name)
-    if len(uses) != 1:
-        found = "two sets of them" if uses else "none"
-        raise ConfigError(f"the reward 'workspace_tests' needs the tools 'workspace'; the run has {found}")
-    return next(iter(uses.values()))

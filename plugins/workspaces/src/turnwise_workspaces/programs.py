@@ -11,7 +11,7 @@ from turnwise import Episode, Resources
 from turnwise.errors import ConfigError, PluginError
 from turnwise_workspaces.config import WorkspaceConfig
 from turnwise_workspaces.owner import OwnedWorkspace
-from turnwise_workspaces.use import WorkspaceUse, make_use
+from turnwise_workspaces.use import WorkspaceUse, find_tools, make_use
 
 
 @define(eq=False)
@@ -53,16 +53,10 @@ def choose_workspaces(config: WorkspaceConfig, resources: Resources) -> ProgramW
         ConfigError: the options do not fit the backend or the tools, or the backend runs no programs.
         PluginError: the backend is unknown, or cannot be built.
     """
-    tools: dict[WorkspaceUse, str] = {}
-    for name, tool in resources.tools.items():
-        if isinstance(key := getattr(tool, "session_key", None), WorkspaceUse):
-            tools.setdefault(key, name)
-    if len(tools) > 1:
-        raise ConfigError("the run has the tools 'workspace' more than once")
-    if tools and config != WorkspaceConfig():
+    tools = find_tools(resources)
+    if tools is not None and config != WorkspaceConfig():
         raise ConfigError("the tools 'workspace' of the run have the options of the workspace; write {} here")
-    use, name = next(iter(tools.items()), (None, ""))
-    chosen = ProgramWorkspaces(use or make_use(config, resources), name)
+    chosen = ProgramWorkspaces(make_use(config, resources)) if tools is None else ProgramWorkspaces(*tools)
     if not chosen.use.owner.backend.capabilities.programs:
         raise ConfigError(f"the backend {chosen.use.config.backend.name!r} runs no programs of agents")
     return chosen

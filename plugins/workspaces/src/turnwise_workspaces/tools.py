@@ -13,8 +13,7 @@ from turnwise.errors import InfrastructureError, ToolError
 from turnwise.types import ToolSchema
 from turnwise_workspaces.config import WorkspaceToolsConfig
 from turnwise_workspaces.owner import OwnedWorkspace
-from turnwise_workspaces.use import WorkspaceUse as WorkspaceUse  # rewards find it by the name of this module
-from turnwise_workspaces.use import make_use
+from turnwise_workspaces.use import WorkspaceUse, make_use
 from turnwise_workspaces.workspace import Command, ExecResult
 
 _MAX_EDITED_BYTES: Final = 16 * 2**20

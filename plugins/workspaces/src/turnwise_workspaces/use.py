@@ -71,6 +71,22 @@ class WorkspaceUse:
         )
 
 
+def find_tools(resources: Resources) -> tuple[WorkspaceUse, str] | None:
+    """
+    Return the workspaces that the tools of a run share, and the name of one of the tools; None without such tools.
+
+    Raises:
+        ConfigError: the run has the tools more than once, so an episode has two workspaces.
+    """
+    found: dict[WorkspaceUse, str] = {}
+    for name, tool in resources.tools.items():
+        if isinstance(key := getattr(tool, "session_key", None), WorkspaceUse):
+            found.setdefault(key, name)
+    if len(found) > 1:
+        raise ConfigError("the run has the tools 'workspace' more than once")
+    return next(iter(found.items()), None)
+
+
 def make_use(config: WorkspaceConfig, resources: Resources) -> WorkspaceUse:
     """
     Build the backend and the owner of its workspaces.

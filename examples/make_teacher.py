@@ -7,7 +7,7 @@ The new layers begin as the identity, so the larger model begins as good as the 
 demonstrations without slips, in a few minutes on two CPU cores.
 """
 
-# ruff: noqa: TID253 - a program of its own
+# ruff: noqa: TID253 - a program that trains, which no hook imports
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from turnwise_calculator_demo import model_dir
 from turnwise_calculator_demo.demonstrations import CLEAN, NoisySolver
 from turnwise_calculator_demo.encoding import EpisodeEncoder
 from turnwise_calculator_demo.tasks import generate_problems
+from turnwise_calculator_demo.train import encode_demonstration
 from turnwise_tiny_models import Demonstration, FitConfig, Training, batched, fit, pad_demonstrations, tiny_qwen3
 from turnwise_tiny_models.model import save
 
@@ -44,14 +45,7 @@ def demonstrations(encoder: EpisodeEncoder, seed: int) -> Iterator[Demonstration
     """Yield an endless stream of encoded demonstrations without slips, of tasks as hard as those of the training."""
     solver = NoisySolver(CLEAN, random.Random(seed))
     for problem in generate_problems("train", seed, {1: 5, 2: 50, 3: 45}):
-        ids = encoder.prompt(problem.question)
-        mask = [False] * len(ids)
-        for turn in solver.solve(problem):
-            action = encoder.action(turn.text)
-            observation = [] if turn.response is None else encoder.observation(turn.response)
-            ids += action + observation
-            mask += [True] * len(action) + [False] * len(observation)
-        yield ids, mask
+        yield encode_demonstration(problem, solver, encoder)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import torch
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
@@ -19,33 +19,12 @@ from turnwise_distillation.config import TeacherConfig
 from turnwise_distillation.frozen_model import FrozenModel
 from turnwise_distillation.teacher import Teacher
 from turnwise_grpo_trainer.config import PolicyConfig
+from turnwise_testing.references.reference_model import random_qwen3
 
 VOCABULARY, NUM_IDS, TEMPERATURE, TOP_K = 40, 37, 1.25, 3
 
 
-def make_model(seed):
-    """Return a Qwen3 model with random weights that attends to more than its own token."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(4)
-    return model
-
-
-MODELS = {"math": make_model(0), "code": make_model(1)}
+MODELS = {"math": random_qwen3(VOCABULARY).eval(), "code": random_qwen3(VOCABULARY, seed=1).eval()}
 
 
 def make_teacher(names=("math",), **options):

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turnwise import ModelSpec
+from turnwise_testing.references.reference_model import random_qwen3
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this file
 
@@ -20,25 +19,8 @@ from made_batches import VOCABULARY, conversation, ids, make_batch, parallel, sa
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory):
     """Directory of a Qwen3 model with two layers and random weights."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(4)  # otherwise attention is nearly uniform
     folder = tmp_path_factory.mktemp("model")
-    model.save_pretrained(folder)
+    random_qwen3(VOCABULARY).save_pretrained(folder)
     return folder
 
 

@@ -65,16 +65,12 @@ def attention_function(  # noqa: PLR0913 - transformers defines the signature
     return segment_attention(query, key, value, layout, scaling).transpose(1, 2), None
 
 
-def optional_attention_function(  # noqa: PLR0913 - transformers defines the signature
+def optional_attention_function(
     module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    *,
-    dropout: float = 0.0,
-    layout: LayoutPlan | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """
@@ -86,11 +82,12 @@ def optional_attention_function(  # noqa: PLR0913 - transformers defines the sig
     Raises:
         ValueError: dropout is not 0 with a plan.
     """
+    layout = more.pop("layout", None)
     if layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
         return output, None
-    if dropout:
+    if more.get("dropout"):
         raise ValueError(f"attention {OPTIONAL_NAME!r} supports no dropout with a plan")
-    return segment_attention(query, key, value, layout, scaling).transpose(1, 2), None
+    return segment_attention(query, key, value, layout, more.get("scaling")).transpose(1, 2), None

@@ -75,10 +75,12 @@ def demonstrations(config: TrainConfig, encoder: EpisodeEncoder) -> Iterator[Dem
     num_clean = round(config.steps * config.clean_share) * config.batch_size
     for index, problem in enumerate(generate_problems("train", config.seed, _STEP_WEIGHTS)):
         with_tools = source.random() >= config.without_tools
-        yield _encode(problem, clean if index < num_clean else noisy, encoder, with_tools=with_tools)
+        yield encode_demonstration(problem, clean if index < num_clean else noisy, encoder, with_tools=with_tools)
 
 
-def _encode(problem: Problem, solver: NoisySolver, encoder: EpisodeEncoder, *, with_tools: bool) -> Demonstration:
+def encode_demonstration(
+    problem: Problem, solver: NoisySolver, encoder: EpisodeEncoder, *, with_tools: bool = True
+) -> Demonstration:
     """Return the ids of one demonstration and the mask of the assistant's tokens."""
     ids = encoder.prompt(problem.question, with_tools=with_tools)
     mask = [False] * len(ids)

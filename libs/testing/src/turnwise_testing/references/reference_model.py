@@ -43,6 +43,31 @@ def save_random_model(config: Any, directory: Path) -> Path:
     return directory
 
 
+def random_qwen3(vocab_size: int, seed: int = 0) -> Any:
+    """Return a tied Qwen3 of two layers with random weights, for trainings, which attends to more than one token."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    model: Any = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers leaves it so
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)  # otherwise attention is nearly uniform
+    return model
+
+
 @define(eq=False)
 class TransformersReference:
     """

@@ -6,8 +6,8 @@ Compares updates with shared prefixes and without: tokens, processor seconds, pe
     python benchmarks/shared_prefixes.py --case prompts       groups of 8, prompts as long as answers
 
 Both kinds of update alternate in one process, on the same batch, and the figures are medians with the least and the
-largest of `--repeat` pairs. Ratios are of neighbours. Memory is the peak of resident memory of a process of its own
-above that before the update.
+largest of `--repeat` pairs. Each ratio compares two neighbouring updates. Memory is the peak of resident memory of a
+separate process, without the memory that it had before the update.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from turnwise.protocols import GradingReward, Wrapper
 
 
 class NotesTool:
-    """The tool `note`, whose session is a list of what was noted."""
+    """The tool `note`, whose session is the list of noted texts."""
 
     def __init__(self, name="note", *, fails=False):
         self.schema = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}

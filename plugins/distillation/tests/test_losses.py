@@ -83,7 +83,7 @@ def assert_equal(expected, found):
 
 @given(tokens=TOKENS, weights=WEIGHTS)
 def test_reverse_kl_of_sampled_tokens(tokens, weights):
-    """The gradient is that of PPO's clipped loss with the reward's advantage minus the divergence of the token."""
+    """PPO's clipped loss on the reward's advantage minus the token's divergence has the same gradient."""
     config = ReverseKlConfig(weight=weights[0], reward_weight=weights[1])
     found, values = gradient(ReverseKl(config), tokens)
 
@@ -101,7 +101,7 @@ def test_reverse_kl_of_sampled_tokens(tokens, weights):
 
 @given(policy=ROW, teacher=ROW)
 def test_reverse_kl_is_unbiased(policy, teacher):
-    """Over all tokens, weighed by the policy that sampled them, the gradient is that of the KL of the distributions."""
+    """The mean over all tokens, weighed by the policy that sampled them, is the gradient of the KL."""
     ours, theirs = log_softmax(policy), log_softmax(teacher)
     each = {"policy": policy, "teacher": teacher, "moved": 0.0, "advantage": 0.0}
     tokens = [{**each, "sampled": token} for token in range(VOCABULARY)]

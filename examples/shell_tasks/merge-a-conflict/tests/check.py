@@ -10,7 +10,7 @@ WORK = os.getcwd()
 
 
 def ask(code):
-    """Return what a program prints as JSON; it runs in a process of its own, with the package on its path."""
+    """Run a program in another process, with the package on its path, and return the JSON that it prints."""
     program = f"import json, sys; sys.path.insert(0, {WORK!r}); say = lambda x: print(json.dumps(x))\n{code}"
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=20)
     return json.loads(done.stdout)

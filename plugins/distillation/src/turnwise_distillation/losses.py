@@ -34,7 +34,7 @@ class ReverseKl:
     On-policy distillation: KL(pi, q), estimated on the sampled tokens.
 
     It is PPO's clipped loss with the advantage ``reward_weight * A_t - weight * (log pi - log q)``. A token's term does
-    not count what follows the token (discount 0), as in "On-Policy Distillation" (Thinking Machines Lab, 2025); the
+    not count the tokens after it (discount 0), as in "On-Policy Distillation" (Thinking Machines Lab, 2025); the
     expectation of its gradient over the next token is the gradient of the token's KL. MiniLLM (arXiv:2306.08543,
     equation 2) sums the terms up to the end of the response.
     """

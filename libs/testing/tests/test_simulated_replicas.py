@@ -14,6 +14,11 @@ def failures_of(seeds):
     return [f"{each.replay}\n{each.error}" for each in tally.failures]
 
 
+def test_long_wait_for_a_replica():
+    """Replicas die with six updates in a row; an episode waits 300 s for the seventh."""
+    assert [] == failures_of(range(110457488, 110457489))
+
+
 @pytest.mark.slow
 def test_episodes_over_replicas_do_not_depend_on_the_order_of_events():
     """Tokens have the context and the weights that their records claim, and every episode ends once, as undisturbed."""

@@ -139,6 +139,8 @@ class _Run:
             max_restarts=100,
             max_starts=100,
             backoff_s=0.1,
+            # Without kept weights, one start after another may die with its update. An episode waits for all of them.
+            start_timeout_s=3600.0,
         )
         self.runtime = _SimulatedRuntime(
             self.blueprint,

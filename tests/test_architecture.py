@@ -56,6 +56,7 @@ PUBLIC = (
     "events",
     "files",
     "layout",
+    "media",
     "messages",
     "models",
     "naming",

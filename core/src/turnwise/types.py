@@ -10,20 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from attrs import field, frozen, validators
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from turnwise.arrays import Array as Array
+from turnwise.arrays import FloatArray as FloatArray
+from turnwise.arrays import TokenArray as TokenArray
+from turnwise.arrays import as_float_array as as_float_array
+from turnwise.arrays import as_token_array as as_token_array
 from turnwise.errors import ConfigError, Owner
 from turnwise.layout import Layout
+from turnwise.media import MediaTokens as MediaTokens
+from turnwise.media import Picture as Picture
+from turnwise.media import PlacedPicture as PlacedPicture
 from turnwise.recipe import PluginPin as PluginPin
 from turnwise.recipe import PluginRecipe as PluginRecipe
 from turnwise.sampling import Grammar as Grammar
 from turnwise.sampling import SamplingParams as SamplingParams
 
-TokenArray = NDArray[np.int32]
-FloatArray = NDArray[np.float32]
-Array = NDArray[np.generic]
 JsonObject = Mapping[str, object]
 """A JSON object to read: text keys, and JSON values that a reader checks before it uses them."""
 JsonDict = dict[str, object]
@@ -31,29 +35,6 @@ Message = Mapping[str, Any]
 """One chat message in the OpenAI form: `role`, `content`, and for assistants perhaps `tool_calls`."""
 ToolSchema = Mapping[str, Any]
 """The schema of a tool in the OpenAI form: `type`, and `function` with `name`, `description` and `parameters`."""
-
-
-def as_token_array(token_ids: ArrayLike) -> TokenArray:
-    """Return a one-dimensional int32 array of the ids; a `ValueError` names any other shape or kind."""
-    array = np.asarray(token_ids)
-    if array.ndim != 1:
-        raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
-    if array.dtype == np.int32 or array.size == 0:
-        return array.astype(np.int32, copy=False)
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"token ids must be integers, got {array.dtype}")
-    # Read as unsigned, a negative id is above the limit too: one pass over the ids checks both ends.
-    if np.maximum.reduce(array.astype(np.uint64, copy=False)) > 2**31 - 1:
-        raise ValueError("token ids must be in 0..2**31-1")
-    return array.astype(np.int32)
-
-
-def as_float_array(values: ArrayLike) -> FloatArray:
-    """Return a one-dimensional float32 array of the values."""
-    array = np.asarray(values, np.float32)
-    if array.ndim != 1:
-        raise ValueError(f"values must be one-dimensional, got shape {array.shape}")
-    return array
 
 
 def copy_json(value: object) -> Any:
@@ -155,6 +136,7 @@ class GenerateRequest:
         layout: places of the paths of a forked record, for an engine with `layouts`; None is plain text.
         on_tokens: an engine may call it on the event loop with ids as it samples them; the result has all of them.
         grammar: of the turn, for an engine with `grammars`.
+        pictures: in `token_ids`, in their order, for an engine with `pictures`.
     """
 
     request_id: str
@@ -165,6 +147,7 @@ class GenerateRequest:
     layout: Layout | None = None
     on_tokens: Callable[[Sequence[int]], object] | None = None
     grammar: Grammar | None = None
+    pictures: tuple[PlacedPicture, ...] = ()
 
 
 @frozen(kw_only=True, eq=False)
@@ -208,7 +191,7 @@ class Capabilities:
         seeds: a request's seed makes its output repeatable.
         stop_strings: the engine supports `SamplingParams.stop`.
         abort: `Engine.abort` ends a request early, and the request returns the tokens sampled so far.
-        layouts, grammars: requests may carry a fork layout (parallel paths), or a grammar.
+        layouts, grammars, pictures: requests may carry a fork layout (parallel paths), a grammar, or pictures.
         weight_updates, adapter_updates: `Engine.update_weights` works, and accepts LoRA adapters too.
         sleep_levels: levels that `Engine.sleep` accepts.
         max_context, vocab_size: most tokens of context and output together, and the number of ids; None when unknown.
@@ -224,6 +207,7 @@ class Capabilities:
     weight_updates: bool = False
     adapter_updates: bool = False
     grammars: bool = False
+    pictures: bool = False
     sleep_levels: frozenset[int] = frozenset()
     max_context: int | None = None
     vocab_size: int | None = None

@@ -160,12 +160,14 @@ class Latency:
         spans: seconds from the first to the last of these calls, of each run.
         full: milliseconds of each full collection.
         young: of the longest other collection.
+        busy: share of the time of each run, start included, in which the event loop computed.
     """
 
     seconds: list[float] = field(factory=list)
     spans: list[float] = field(factory=list)
     full: list[float] = field(factory=list)
     young: float = 0.0
+    busy: list[float] = field(factory=list)
 
     def add(self, calls: list[tuple[float, float]], skipped_s: float) -> None:
         """Add the calls of a run, by start and seconds, without those of its first seconds."""
@@ -181,7 +183,8 @@ class Latency:
         return (
             f"p50 {1e3 * cuts[49]:.1f}, p99 {1e3 * cuts[98]:.1f}, longest call {1e3 * max(self.seconds):.0f}, "
             f"{len(self.full)} full collections, the longest {longest}; the longest other {self.young:.1f}; "
-            f"{len(self.seconds)} calls, {len(self.seconds) / sum(self.spans):.0f} in a second"
+            f"{len(self.seconds)} calls, {len(self.seconds) / sum(self.spans):.0f} in a second, "
+            f"the event loop computes {100 * statistics.mean(self.busy):.0f} % of the time"
         )
 
 
@@ -195,6 +198,11 @@ class Case:
     def __str__(self) -> str:
         beside = f" beside one with {self.padding / 1e6:g} MB bodies" if self.padding else ""
         return f"{self.at_once} sessions{beside}"
+
+
+async def read_thread_time() -> float:
+    """Return the processor seconds of the event loop's thread."""
+    return time.thread_time()
 
 
 def measure_latency(tokenizer: Any, case: Case, rate: float, found: dict[bool, Latency], order: list[bool]) -> None:
@@ -215,11 +223,14 @@ def measure_latency(tokenizer: Any, case: Case, rate: float, found: dict[bool, L
                     freeze_start()
                 else:
                     gc.collect()  # as before the other kind, so that both begin with the same objects
+                started, before = time.perf_counter(), manager.call(read_thread_time())
                 with Pauses() as pauses:
                     for result in manager.iterate(workload.tasks()):
                         check_result(result, oracle.script)
+                computed_s = manager.call(read_thread_time()) - before
                 gc.unfreeze()
                 latency = found[freezes]
+                latency.busy.append(computed_s / (time.perf_counter() - started))
                 latency.add(clients.calls, skipped_s)
                 latency.full += pauses.milliseconds
                 latency.young = max(latency.young, pauses.longest_young)

@@ -23,6 +23,7 @@ from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+OTHER = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 TURNS = (CALL, "The answer is 42.", '<tool_call>\n{"name": "add"\n</tool_call>')
 
 
@@ -166,6 +167,32 @@ def test_fine_tuning_lines_leave_out_what_should_not_be_learned():
     first = episodes()[0]
     result = evolve(first, task=given, messages=(*given.messages, {"role": "user", "content": "c"}))
     assert to_chat(result) is None
+
+
+@pytest.mark.parametrize("own", [[OTHER], [], json.dumps([OTHER])], ids=["own", "none", "text"])
+def test_a_task_with_its_own_tools(tmp_path, own):
+    """Its line has them, and not the run's; the tokens to learn have the prompt with them."""
+    first = next(each for each in episodes() if to_chat(each) and is_clean(each))
+    task = evolve(first.task, extra={"tools": own})
+    with TrajectoryWriter(tmp_path / "run/trajectories.parquet") as writer:
+        writer.write(evolve(first, task=task))
+    (tmp_path / "tools.json").write_text(json.dumps(schemas()), encoding="utf-8")
+    config = {"model": {"path": str(model_dir())}, "data": {"path": "a.jsonl"}, "parser": "hermes"}
+    config |= {"agent": "tool_agent", "engine": "transformers", "tools": ["calculator"]}
+    (tmp_path / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
+
+    assert (
+        convert(tmp_path / "run", "--to", "openai", "--out", tmp_path / "a.jsonl", "--tools", tmp_path / "tools.json")
+        == 0
+    )
+    to_sft = ["--to", "sft", "--config", tmp_path / "run.yaml", "--out", tmp_path / "a.parquet"]
+    assert convert(tmp_path / "a.jsonl", *to_sft) == 0
+
+    (line,) = lines_of(tmp_path / "a.jsonl")
+    wanted = json.loads(own) if isinstance(own, str) else own
+    assert line["tools"] == wanted
+    (ids,) = pq.read_table(tmp_path / "a.parquet")["input_ids"].to_pylist()
+    assert ids[: len(prompt := chat().prompt(task.messages, wanted))] == prompt.tolist()
 
 
 def test_a_dataset_has_a_row_for_each_trajectory(run):

@@ -26,12 +26,12 @@ class Conversation:
     Attributes:
         where: its place in the file, for errors.
         messages: in the OpenAI form.
-        tools: schemas in the OpenAI form; empty if the row names none.
+        tools: schemas in the OpenAI form; empty for a conversation without tools, and None if the row does not say.
     """
 
     where: str
     messages: tuple[Message, ...]
-    tools: tuple[ToolSchema, ...]
+    tools: tuple[ToolSchema, ...] | None
 
 
 def read_conversations(file: Path) -> Iterator[Conversation]:
@@ -69,16 +69,16 @@ def _take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
     return (*before, *take_messages({"messages": completion}, f"{where}: {_COMPLETION}"))
 
 
-def _take_tools(values: JsonDict, where: str) -> tuple[ToolSchema, ...]:
+def _take_tools(values: JsonDict, where: str) -> tuple[ToolSchema, ...] | None:
     if values.get("functions"):
         raise DataError(f"{where}: functions is an older form; use tools")
     tools: Any = values.get("tools")
     if isinstance(tools, str):
         try:
-            tools = load_json(tools) if tools.strip() else []
+            tools = load_json(tools) if tools.strip() else None
         except MalformedError as error:
             raise DataError(f"{where}: tools: not JSON: {error}") from None
-    return check_tools(tools, f"{where}: tools") if tools is not None else ()
+    return check_tools(tools, f"{where}: tools") if tools is not None else None
 
 
 def check_tools(tools: object, where: str) -> tuple[ToolSchema, ...]:

@@ -161,7 +161,7 @@ def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> It
             yield None
             continue
         try:
-            yield encode_demonstration(chat, each.messages, each.tools or tools)
+            yield encode_demonstration(chat, each.messages, tools if each.tools is None else each.tools)
         except (DataError, TemplateError) as error:
             raise DataError(f"{each.where}: {error}") from error
 

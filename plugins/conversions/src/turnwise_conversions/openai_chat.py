@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise import EpisodeResult
+from turnwise.task_tools import read_task_tools
 from turnwise.types import JsonDict, Message, ToolSchema
 from turnwise_result_files.messages import calls_of, is_malformed, text_of
 
@@ -23,7 +24,7 @@ def to_chat(result: EpisodeResult, tools: Sequence[ToolSchema] = ()) -> JsonDict
 
     Args:
         result: the episode.
-        tools: schemas of the run's tools.
+        tools: schemas of the run's tools, for a task without its own; see `turnwise.task_tools`.
     """
     num_given = len(result.task.messages)
     messages = [_message(message, index < num_given) for index, message in enumerate(result.messages)]
@@ -33,7 +34,10 @@ def to_chat(result: EpisodeResult, tools: Sequence[ToolSchema] = ()) -> JsonDict
     if not any(message["role"] == "assistant" and message.get("weight", 1) for message in messages):
         return None
     line: JsonDict = {"messages": messages}
-    if tools:
+    own = read_task_tools(result.task)
+    if own is not None:
+        line["tools"] = list(own)
+    elif tools:
         line["tools"] = list(tools)
     return line
 

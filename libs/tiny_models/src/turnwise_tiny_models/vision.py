@@ -1,0 +1,142 @@
+"""Builds tiny vision-language models with their image processors, and writes their checkpoint folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+
+from turnwise_tiny_models.model import save
+from turnwise_tiny_models.tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
+
+_MERGE_SIZE: Final = 2
+"""Patches on a side of one placeholder, as in the large models."""
+
+_PROCESSORS: Final = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+
+
+def tiny_qwen2_5_vl(
+    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 64, num_layers: int = 2, patch_size: int = 4
+) -> Qwen2_5_VLForConditionalGeneration:
+    """
+    Return a randomly initialised float32 Qwen2.5-VL with two vision layers: one in windows of 16 patches, one in full.
+
+    Args:
+        tokenizer: sets the vocabulary and the context length; it has the four vision tokens.
+        hidden_size: width of the residual streams of text and vision.
+        num_layers: transformer layers of the text model.
+        patch_size: pixels on a side of a patch.
+    """
+    vision = {
+        **_vision_sizes(hidden_size, patch_size),
+        "window_size": 4 * patch_size,
+        "fullatt_block_indexes": [1],
+    }
+    text = {**_text_sizes(tokenizer, hidden_size, num_layers)}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **_token_ids(tokenizer), dtype="float32")
+    return Qwen2_5_VLForConditionalGeneration(config)  # type: ignore[no-untyped-call]  # transformers leaves it so
+
+
+def tiny_qwen3_vl(
+    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 64, num_layers: int = 2, patch_size: int = 4
+) -> Qwen3VLForConditionalGeneration:
+    """
+    Return a randomly initialised float32 Qwen3-VL with two vision layers, whose first is also fed to the text layers.
+
+    Args:
+        tokenizer: sets the vocabulary and the context length; it has the four vision tokens.
+        hidden_size: width of the residual streams of text and vision.
+        num_layers: transformer layers of the text model.
+        patch_size: pixels on a side of a patch.
+    """
+    vision = {
+        **_vision_sizes(hidden_size, patch_size),
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0],
+    }
+    text = {**_text_sizes(tokenizer, hidden_size, num_layers), "head_dim": hidden_size // 4}
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **_token_ids(tokenizer), dtype="float32")
+    return Qwen3VLForConditionalGeneration(config)  # type: ignore[no-untyped-call]  # transformers leaves it so
+
+
+def image_processor(patch_size: int = 4, max_pixels: int = 64 * 64) -> Any:
+    """
+    Return an image processor of transformers that needs pillow, and not torchvision.
+
+    Args:
+        patch_size: that of the model.
+        max_pixels: larger pictures are scaled down to it.
+    """
+    from transformers import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(
+        patch_size=patch_size,
+        merge_size=_MERGE_SIZE,
+        temporal_patch_size=2,
+        size={"shortest_edge": (_MERGE_SIZE * patch_size) ** 2, "longest_edge": max_pixels},
+    )
+
+
+def save_vision(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """
+    Write weights, configs, tokenizer, chat template and image processor to a folder; creates it if it is missing.
+
+    `AutoImageProcessor` and `AutoTokenizer` load it with pillow. `AutoProcessor` does where torchvision is installed,
+    which the video processors of transformers need.
+    """
+    save(model, tokenizer, folder)
+    processor = image_processor(model.config.vision_config.patch_size)
+    processor.save_pretrained(folder)
+    path = folder / "preprocessor_config.json"
+    options = json.loads(path.read_text(encoding="utf-8")) | {"processor_class": _PROCESSORS[model.config.model_type]}
+    path.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+
+
+def _vision_sizes(hidden_size: int, patch_size: int) -> dict[str, Any]:
+    return {
+        "depth": 2,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_heads": 4,
+        "patch_size": patch_size,
+        "spatial_merge_size": _MERGE_SIZE,
+        "temporal_patch_size": 2,
+        "out_hidden_size": hidden_size,
+    }
+
+
+def _text_sizes(tokenizer: PreTrainedTokenizerFast, hidden_size: int, num_layers: int) -> dict[str, Any]:
+    half = hidden_size // 8  # of the head's numbers, which the axes of time, height and width share
+    sections = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": tokenizer.model_max_length,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    names = {
+        "image_token_id": IMAGE_PAD,
+        "video_token_id": VIDEO_PAD,
+        "vision_start_token_id": VISION_START,
+        "vision_end_token_id": VISION_END,
+    }
+    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}

@@ -42,9 +42,9 @@ def check_model_directory(spec: ModelSpec, engine: str) -> Path:
     return spec.path
 
 
-def read_model_config(path: Path | None) -> dict[str, Any]:
+def read_whole_config(path: Path | None) -> dict[str, Any]:
     """
-    Return the text model's part of `config.json`; empty if the file is missing or broken.
+    Return `config.json` of a model; empty if the file is missing or broken.
 
     The start of an engine reports a broken file. Limits are also asked for before the start, and must not fail.
     """
@@ -52,8 +52,12 @@ def read_model_config(path: Path | None) -> dict[str, Any]:
         config = json.loads(((path or Path()) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(config, dict):
-        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def read_model_config(path: Path | None) -> dict[str, Any]:
+    """Return the text model's part of `config.json`; empty if the file is missing or broken."""
+    config = read_whole_config(path)
     text = config.get("text_config", config)
     return text if isinstance(text, dict) else {}
 

@@ -22,7 +22,9 @@ def check_not_in_flight(request: GenerateRequest, in_flight: Container[str]) -> 
         raise EngineError(f"request {request.request_id!r} is in flight already")
 
 
-def check_context(request: GenerateRequest, *, max_context: int | None, vocab_size: int | None = None) -> None:
+def check_context(
+    request: GenerateRequest, *, max_context: int | None, vocab_size: int | None = None, reads_pictures: bool = False
+) -> None:
     """
     Raise `EngineError` for a context that cannot be continued.
 
@@ -30,6 +32,7 @@ def check_context(request: GenerateRequest, *, max_context: int | None, vocab_si
         request: the request.
         max_context: most tokens of context and output together; None if only the server knows.
         vocab_size: number of ids that the model can read; None if only the server knows.
+        reads_pictures: whether the engine takes requests with pictures.
     """
     num_context = len(request.token_ids)
     if num_context == 0:
@@ -38,6 +41,10 @@ def check_context(request: GenerateRequest, *, max_context: int | None, vocab_si
         raise EngineError(
             f"request {request.request_id!r} has a context of {num_context} tokens: max_context is {max_context},"
             " output included"
+        )
+    if request.pictures and not reads_pictures:
+        raise EngineError(
+            f"request {request.request_id!r} has {len(request.pictures)} pictures, which this engine does not read"
         )
     if vocab_size is not None and (request.token_ids.min() < 0 or request.token_ids.max() >= vocab_size):
         raise EngineError(f"request {request.request_id!r} has ids outside the vocabulary of {vocab_size}")

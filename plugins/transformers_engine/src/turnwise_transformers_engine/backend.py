@@ -1,4 +1,4 @@
-"""The two ways to decode plain requests, behind one interface."""
+"""The ways to decode plain requests, behind one interface."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from turnwise.errors import ReplicaDiedError
+from turnwise.types import GenerateRequest
 from turnwise_transformers_engine.requests import Pending
 
 
@@ -23,9 +24,8 @@ class Backend(Protocol):
     def model(self) -> Any:
         """The model of transformers."""
 
-    @property
-    def has_grammars(self) -> bool:
-        """Whether it takes requests with a grammar; else the decoder of layouts does."""
+    def serves(self, request: GenerateRequest) -> bool:
+        """Return whether it takes a request; else the decoder of layouts does."""
 
     def start(self, call_soon: Callable[..., object]) -> None:
         """Start the thread; `call_soon` queues a call on the event loop."""

@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from turnwise.errors import EngineError, TornWeightsError
+from turnwise.errors import DataError, EngineError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
@@ -23,6 +23,7 @@ from turnwise.weights.finishing import finish, finish_in_thread
 from turnwise.weights.sleep import SleepState
 from turnwise_engine_support.grammars import GrammarCompiler, supports_grammars
 from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
+from turnwise_engine_support.pictures import PictureReader, axis_positions, supports_pictures
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
 from turnwise_engine_support.results import RequestCounters
 from turnwise_transformers_engine.backend import Backend
@@ -33,13 +34,16 @@ from turnwise_transformers_engine.weights.memory_state import MemoryState, memor
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 from turnwise_transformers_engine.weights.updates import StagedUpdate, stage_update, write_update
 
+if TYPE_CHECKING:
+    from turnwise_transformers_engine.layouts.row_pictures import RowPictures
+
 _WATCH_S = 0.5
 """Seconds between checks of the backend's thread, while requests wait for it."""
 
 
 class TransformersEngine:
     """
-    Any causal language model of transformers, in this process, on a CPU or a GPU.
+    Any causal language model of transformers, and some vision-language ones, in this process, on a CPU or a GPU.
 
     Args:
         config: the options.
@@ -52,6 +56,7 @@ class TransformersEngine:
         self._backend: Backend | None = None
         self._layouts: Any = None
         self._grammars: GrammarCompiler | None = None
+        self._pictures: PictureReader | None = None
         self._started = False
         self._vocab_size = 0
         self._ended = ""
@@ -80,6 +85,7 @@ class TransformersEngine:
             sleep_levels=levels,
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
+            pictures=self._supports_pictures,
         )
 
     @cached_property
@@ -90,6 +96,10 @@ class TransformersEngine:
     def _supports_grammars(self) -> bool:
         # Where the generic decoder runs, the decoder of layouts serves them.
         return self._supports_layouts and supports_grammars(self._spec.path)
+
+    @cached_property
+    def _supports_pictures(self) -> bool:
+        return supports_pictures(self._spec.path)
 
     @cached_property
     def _stated_vocab_size(self) -> int | None:
@@ -112,6 +122,8 @@ class TransformersEngine:
         self._memory = MemoryState(backend, self._served)
         if self._supports_grammars and self._spec.path is not None:
             self._grammars = GrammarCompiler(self._spec.path, self._vocab_size)
+        if self._supports_pictures and self._spec.path is not None:
+            self._pictures = await asyncio.to_thread(PictureReader, self._spec.path)
         backend.start(asyncio.get_running_loop().call_soon_threadsafe)
         self._backend = backend
         # For an engine that is never stopped: a thread inside torch at interpreter exit would abort the process.
@@ -133,13 +145,14 @@ class TransformersEngine:
             ended=asyncio.get_running_loop().create_future(),
         )
         self._pending[request.request_id] = pending
-        in_layouts = request.layout is not None or not (request.grammar is None or backend.has_grammars)
+        in_layouts = not backend.serves(request)
         try:
             if self._grammars is not None and request.grammar is not None:
                 pending.grammar = await asyncio.to_thread(self._grammars.start, request)
             if in_layouts:
+                pictures = await self._read_pictures(request) if request.pictures else None
                 if not pending.ended.done():
-                    self._submit_layout(pending, max_tokens)
+                    self._submit_layout(pending, max_tokens, pictures)
             else:
                 await backend.wait_for_prefix(pending)
                 if not pending.ended.done():
@@ -274,7 +287,14 @@ class TransformersEngine:
 
     def _check_request(self, request: GenerateRequest) -> int:
         """Return the most tokens to sample; `EngineError` for a request that would crash the backend."""
-        check_context(request, max_context=self._max_context, vocab_size=self._vocab_size)
+        if request.pictures and self._pictures is None:
+            raise EngineError(
+                f"the model {str(self._spec.path)!r} reads no pictures: request {request.request_id!r} has"
+                f" {len(request.pictures)}"
+            )
+        check_context(
+            request, max_context=self._max_context, vocab_size=self._vocab_size, reads_pictures=self._supports_pictures
+        )
         if request.sampling.stop:
             raise EngineError("the transformers engine has no stop strings: use stop_token_ids")
         if request.grammar is not None and self._grammars is None:
@@ -282,10 +302,28 @@ class TransformersEngine:
                 "the transformers engine has no grammars: they need `turnwise-transformers-engine[grammar]`, a"
                 " tokenizer.json beside the model, and a model with full attention and rotary positions"
             )
+        if request.pictures and request.layout is not None and request.layout.paths:
+            raise EngineError("the transformers engine has no parallel paths in contexts with pictures")
         check_not_in_flight(request, self._pending)
         return num_new_tokens(request, self._max_context)
 
-    def _submit_layout(self, pending: Pending, max_tokens: int) -> None:
+    async def _read_pictures(self, request: GenerateRequest) -> RowPictures:
+        """Return the pictures of a request; `EngineError` if one is broken, or does not fit its placeholders."""
+        from turnwise_transformers_engine.layouts.row_pictures import RowPictures
+
+        reader, model, places = self._pictures, self._running_backend().model, request.pictures
+        assert reader is not None
+
+        def read() -> RowPictures:
+            arrays = reader.read(request.token_ids, places)
+            return RowPictures(places, arrays, axis_positions(model, len(request.token_ids), places, arrays))
+
+        try:
+            return await asyncio.to_thread(read)
+        except DataError as error:
+            raise EngineError(f"request {request.request_id!r}: {error}") from error
+
+    def _submit_layout(self, pending: Pending, max_tokens: int, pictures: RowPictures | None) -> None:
         if not self._supports_layouts:
             raise EngineError("the model does not support layouts: they need full attention and rotary positions")
 
@@ -296,7 +334,7 @@ class TransformersEngine:
             else:
                 pending.fail(error)
 
-        row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end, pending.grammar)
+        row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end, pending.grammar, pictures)
         pending.output, pending.spans = row.progress, row.progress.spans
 
     def _watch_thread(self) -> None:

@@ -16,12 +16,14 @@ from turnwise.protocols import ModelSpec
 from turnwise_engine_support.devices import check_device
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.model_directory import check_model_directory, read_model_config
+from turnwise_engine_support.pictures import supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.fused.backend import make_fused_backend
 from turnwise_transformers_engine.manager.backend import ManagerBackend
 from turnwise_transformers_engine.manager.sampling import GENERATION_OPTIONS, skip_unused_filters
+from turnwise_transformers_engine.vision.backend import VisionBackend, check_vision_options
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 
@@ -57,6 +59,9 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeig
         ConfigError: a package is missing, the directory is not a causal language model or lacks weights, or the cache
             cannot hold `max_context` tokens.
     """
+    if supports_pictures(spec.path):
+        check_vision_options(config)
+        return VisionBackend(load_model(config, spec))
     model = load_model(config, spec)
     backend, text = _try_fused(config, model, served, max_context)
     if backend is not None:
@@ -117,13 +122,15 @@ def _import_packages() -> tuple[Any, Any]:
 
         # These names are loaded lazily, and fail late with a long text if, say, torchvision does not fit torch.
         _ = transformers.AutoModelForCausalLM, transformers.ContinuousBatchingConfig
+        _ = transformers.AutoModelForImageTextToText
     return torch, transformers
 
 
 def _load_model(config: TransformersConfig, spec: ModelSpec, torch: Any, transformers: Any) -> Any:
     device = torch.device(_device(config.device, torch))
     dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else config.dtype
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    kind = "AutoModelForImageTextToText" if supports_pictures(spec.path) else "AutoModelForCausalLM"
+    model, info = getattr(transformers, kind).from_pretrained(
         spec.path,
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         attn_implementation=config.attn_implementation,

@@ -11,6 +11,7 @@ import numpy as np
 from attrs import define, field
 
 from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.types import GenerateRequest
 from turnwise_transformers_engine.requests import Pending
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
@@ -42,9 +43,8 @@ class FusedBackend:
     def model(self) -> Any:
         return self.decoder.model.model
 
-    @property
-    def has_grammars(self) -> bool:
-        return True
+    def serves(self, request: GenerateRequest) -> bool:
+        return request.layout is None
 
     def start(self, call_soon: Callable[..., object]) -> None:
         self._call_soon = call_soon

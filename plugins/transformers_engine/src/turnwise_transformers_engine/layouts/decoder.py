@@ -27,9 +27,10 @@ from turnwise.types import GenerateRequest
 from turnwise_engine_support.error_lines import error_line
 from turnwise_engine_support.grammars import TurnGrammar
 from turnwise_transformers_engine.layouts.context_tree import ContextTree
+from turnwise_transformers_engine.layouts.row_pictures import RowPictures
 from turnwise_transformers_engine.layouts.row_sampling import sample
 from turnwise_transformers_engine.layouts.rows import Row, decode_input, prefill_input
-from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, PoolModel
+from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, PoolModel, RowSources
 from turnwise_transformers_engine.masks import exclude_ids
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
@@ -92,6 +93,7 @@ class LayoutDecoder:
         max_tokens: int,
         on_end: Callable[[Exception | None], None],
         grammar: TurnGrammar | None = None,
+        pictures: RowPictures | None = None,
     ) -> Row:
         """
         Start a request. Its tokens appear in the row's `progress`.
@@ -102,6 +104,7 @@ class LayoutDecoder:
             max_tokens: most tokens to sample.
             on_end: called when the request has finished, with None, or has failed, with an error.
             grammar: state of its grammar, if it has one.
+            pictures: of its context, if it has some.
 
         Raises:
             EngineError: the layout does not fit the context, or the request does not fit the cache.
@@ -112,7 +115,8 @@ class LayoutDecoder:
         if num_tokens + max_tokens > self.capacity:
             raise EngineError(f"the layout cache has {self.capacity} tokens, too few for {num_tokens} + {max_tokens}")
         generator = self._make_generator(request.sampling.seed)
-        row = Row(request.token_ids.tolist(), layout, request.sampling, max_tokens, generator, on_end, grammar)
+        ids = request.token_ids.tolist()
+        row = Row(ids, layout, request.sampling, max_tokens, generator, on_end, grammar, pictures)
         self._rows[handle] = row
         self._waiting.append(row)
         self._schedule_pass()
@@ -207,7 +211,7 @@ class LayoutDecoder:
         reserved = sum(row.num_left for row in running)
         while self._waiting and len(running) < self.max_batch_tokens:
             row = self._waiting[0]
-            needed = self._tree.num_needed(row.token_ids, row.layout) + row.num_left
+            needed = self._tree.num_needed(row.tree_ids, row.layout) + row.num_left
             if self._tree.num_pinned + reserved + needed > self.capacity:
                 return
             self._waiting.popleft()
@@ -220,6 +224,7 @@ class LayoutDecoder:
         """Prefill the next rows in order of arrival: a row may depend on keys of those before it."""
         rows: list[Row | None] = []
         chunks: list[Any] = []
+        pictures: list[RowSources | None] = []
         tokens, width, length = 0, 0, 0
         while self._prefilling:
             row = self._prefilling[0]
@@ -230,14 +235,16 @@ class LayoutDecoder:
             wasteful = area > _MAX_PADDING_FACTOR * (tokens + size) or area > self.max_batch_tokens
             if rows and (size < row.num_unprefilled or wasteful or area * long > _MAX_MASK_ENTRIES):
                 break
-            chunks.append(row.prefill_columns(row.take_unprefilled(size)))
+            queries = row.take_unprefilled(size)
+            chunks.append(row.prefill_columns(queries))
+            pictures.append(row.picture_sources(queries))
             tokens, width, length = tokens + size, wide, long
             if row.num_unprefilled:
                 rows.append(None)
                 break
             rows.append(row)
             self._prefilling.popleft()
-        return _Pass(prefill_input(chunks), rows)
+        return _Pass(prefill_input(chunks, pictures), rows)
 
     def _run_pass(self, forward: _Pass, num_slots: int) -> tuple[list[int], list[float]]:
         logits = self._pool.forward(forward.batch, num_slots)
@@ -267,6 +274,8 @@ class LayoutDecoder:
 
     def _add_token(self, row: Row, token: int, logprob: float) -> None:
         decodes = row in self._decoding
+        if not decodes:
+            row.drop_features()
         if not row.ended:
             if not decodes:
                 # An update drops all keys and values, so each row passes here before its first token of a version.

@@ -15,7 +15,8 @@ from turnwise.types import SamplingParams
 from turnwise_engine_support.grammars import TurnGrammar
 from turnwise_engine_support.results import VersionStart
 from turnwise_transformers_engine.layouts.context_tree import TRASH, ContextTree, Placement
-from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, pad_rows
+from turnwise_transformers_engine.layouts.row_pictures import RowPictures
+from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, RowSources, pad_rows
 
 
 @define(eq=False)
@@ -59,6 +60,7 @@ class Row:
         generator: random number generator.
         on_end: called once, with an error or None.
         grammar: of its tokens; None if it has none.
+        pictures: of its context; None if it has none.
         progress: the output so far.
         placement: its place in the tree; None while it waits.
         num_cached: context tokens in the cache when it was first placed; -1 before.
@@ -73,6 +75,7 @@ class Row:
     generator: Any
     on_end: Callable[[Exception | None], None]
     grammar: TurnGrammar | None = None
+    pictures: RowPictures | None = None
     progress: Progress = field(factory=Progress)
     placement: Placement | None = None
     num_cached: int = -1
@@ -81,6 +84,7 @@ class Row:
     _slots: NDArray[np.int64] = field(factory=lambda: np.empty(0, np.int64), init=False)
     _queries: NDArray[np.int64] = field(factory=lambda: np.empty(0, np.int64), init=False)
     _columns: tuple[NDArray[np.int32], ...] = field(default=(), init=False)
+    _positions: NDArray[np.int64] = field(factory=lambda: np.empty(0, np.int64), init=False)
     _num_prefilled: int = field(default=0, init=False)
     _num_placed: int = field(default=0, init=False)
     _next_position: int = field(default=0, init=False)
@@ -95,15 +99,22 @@ class Row:
         """Number of context tokens to prefill before the next token can be sampled."""
         return len(self._queries) - self._num_prefilled
 
+    @property
+    def tree_ids(self) -> list[int]:
+        """Its ids as the tree knows them: placeholders of another picture are other tokens."""
+        return self.token_ids if self.pictures is None else self.pictures.tree_ids(self.token_ids)
+
     def place(self, tree: ContextTree) -> None:
         """Place the context in the tree: look up cached tokens, and assign slots to the others."""
         size = len(self.token_ids)
-        self.placement = placement = tree.place(self.token_ids, self.layout)
+        self.placement = placement = tree.place(self.tree_ids, self.layout)
         self._slots = np.concatenate([placement.slots, np.empty(self.num_left, np.int64)])
         # The last token always runs, because the next one is sampled from its logits.
         self._queries = np.union1d(placement.missing, [size - 1])
         self._columns = self.layout.columns(size)
-        self._next_position = 1 + int(self._columns[0].max())
+        plain = self._columns[0].astype(np.int64)
+        self._positions = plain if self.pictures is None else self.pictures.positions(size)
+        self._next_position = 1 + int(self._positions.max())
         self._num_prefilled, self._num_placed = 0, size
         if self.num_cached < 0:
             self.num_cached = size - len(self._queries)
@@ -117,12 +128,25 @@ class Row:
     def displace(self) -> None:
         """Forget the place after the tree was cleared; the row must be placed again."""
         self.placement = None
+        self.drop_features()
+
+    def drop_features(self) -> None:
+        """Forget the features of its pictures, which only its prefill reads."""
+        if self.pictures is not None:
+            self.pictures.drop_features()
 
     def take_unprefilled(self, num_tokens: int) -> NDArray[np.int64]:
         """Return the indices of the next tokens to prefill, and count them as prefilled."""
         queries = self._queries[self._num_prefilled : self._num_prefilled + num_tokens]
         self._num_prefilled += len(queries)
         return queries
+
+    def picture_sources(self, queries: NDArray[np.int64]) -> RowSources | None:
+        """Return its pictures, and where (q,) tokens find their features; None if they are all text."""
+        if self.pictures is None:
+            return None
+        sources = self.pictures.sources(queries)
+        return (self.pictures, sources) if (sources >= 0).any() else None
 
     def prefill_columns(self, queries: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
         """
@@ -132,14 +156,14 @@ class Row:
             queries: (q,) indices of the tokens.
 
         Returns:
-            (q,) ids, (q,) positions, (q,) write slots, (n,) read slots, and (q, n) visibility.
+            (q,) ids, (q,) or with pictures (3, q) positions, (q,) write slots, (n,) read slots, and (q, n) visibility.
         """
         assert self.placement is not None
-        positions, block_start, path_start = self._columns
+        _, block_start, path_start = self._columns
         slots = self._slots[: self._num_placed]
         write = np.where(np.isin(queries, self.placement.missing), slots[queries], TRASH)
         ids = np.array(self.token_ids, np.int64)[queries]
-        return ids, positions[queries].astype(np.int64), write, slots, visible_keys(block_start, path_start, queries)
+        return ids, self._positions[..., queries], write, slots, visible_keys(block_start, path_start, queries)
 
     def place_last_token(self, tree: ContextTree) -> tuple[int, int, NDArray[np.int64]]:
         """Place the last sampled token, and return its id, its position and the slots that it reads."""
@@ -166,8 +190,16 @@ class Row:
                 self.error, self.progress.finished = error, True
 
 
-def prefill_input(chunks: Sequence[tuple[NDArray[Any], ...]]) -> ForwardInput:
-    """Return the input of a pass that prefills a chunk of each row, from `Row.prefill_columns`."""
+def prefill_input(
+    chunks: Sequence[tuple[NDArray[Any], ...]], pictures: Sequence[RowSources | None] = ()
+) -> ForwardInput:
+    """
+    Return the input of a pass that prefills a chunk of each row.
+
+    Args:
+        chunks: of each row, from `Row.prefill_columns`.
+        pictures: of each row, from `Row.picture_sources`.
+    """
     ids, positions, write, slots, visible = (list(column) for column in zip(*chunks, strict=True))
     width, length = max(map(len, ids)), max(map(len, slots))
     mask = np.zeros((len(ids), width, length), np.bool_)
@@ -177,11 +209,20 @@ def prefill_input(chunks: Sequence[tuple[NDArray[Any], ...]]) -> ForwardInput:
         mask[row, width - own.shape[0] :, : own.shape[1]] = own
     return ForwardInput(
         token_ids=pad_rows(ids, right_aligned=True),
-        positions=pad_rows(positions, right_aligned=True),
+        positions=_pad_positions(positions),
         write=pad_rows(write, right_aligned=True),
         read=pad_rows(slots, right_aligned=False),
         visible=mask,
+        pictures=tuple(pictures) if any(pictures) else (),
     )
+
+
+def _pad_positions(positions: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return (B, Q) positions, or (3, B, Q) if a row has three axes; text has the same number on each."""
+    if all(each.ndim == 1 for each in positions):
+        return pad_rows(positions, right_aligned=True)
+    axes = zip(*(np.broadcast_to(each, (3, each.shape[-1])) for each in positions), strict=True)
+    return np.stack([pad_rows(list(axis), right_aligned=True) for axis in axes])
 
 
 def decode_input(placed: Sequence[tuple[int, int, NDArray[np.int64]]]) -> ForwardInput:

@@ -22,9 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
+from turnwise_engine_support.pictures import placeholders_at
 from turnwise_transformers_engine.layouts.context_tree import TRASH
+from turnwise_transformers_engine.layouts.row_pictures import RowPictures, encoder_outputs
 
 _FIRST_SLOTS = 2048
+
+RowSources = tuple[RowPictures, NDArray[np.int64]]
+"""The pictures of a row, and the (q,) places of its queries' features among those of its pictures; -1 is text."""
 
 
 @frozen(eq=False)
@@ -34,10 +39,11 @@ class ForwardInput:
 
     Attributes:
         token_ids: (B, Q).
-        positions: (B, Q).
+        positions: (B, Q), or (3, B, Q) in time, height and width if a row has pictures.
         write: (B, Q) slots for the queries' keys and values; `TRASH` for padding and for tokens that are cached.
         read: (B, L) slots of the keys.
         visible: (B, Q, L) bool; every query attends to at least one key.
+        pictures: of each row, None for text; empty if all queries are text.
     """
 
     token_ids: NDArray[np.int64]
@@ -45,6 +51,7 @@ class ForwardInput:
     write: NDArray[np.int64]
     read: NDArray[np.int64]
     visible: NDArray[np.bool_]
+    pictures: tuple[RowSources | None, ...] = ()
 
 
 class SlotPool(Cache):
@@ -131,14 +138,16 @@ class PoolModel:
         ids, positions, write, read = (
             torch.from_numpy(array).to(device) for array in (batch.token_ids, batch.positions, batch.write, batch.read)
         )
-        with self.pool.rows(write, read):
-            output = self._shared_twin()(
+        twin = self._shared_twin()
+        with self.pool.rows(write, read), _read_pictures(twin, batch) as features:
+            output = twin(
                 input_ids=ids,
                 position_ids=positions,
                 attention_mask=mask,
                 past_key_values=self.pool,
                 use_cache=True,
                 logits_to_keep=1,
+                **features,
             )
         logits: Tensor = output.logits[:, -1]
         return logits
@@ -154,6 +163,17 @@ class PoolModel:
             module._parameters.update(theirs[name]._parameters)  # noqa: SLF001 - shared, not copied
             module._buffers.update(theirs[name]._buffers)  # noqa: SLF001 - shared, not copied
         return self._twin
+
+
+@contextmanager
+def _read_pictures(model: Any, batch: ForwardInput) -> Iterator[dict[str, Any]]:
+    """Give the model's arguments for the features of pictures, which it places during the block; none for text."""
+    if not batch.pictures:
+        yield {}
+        return
+    outputs, mask = encoder_outputs(model, batch.pictures, batch.token_ids.shape[1])
+    with placeholders_at(model, mask):
+        yield {"mm_encoder_outputs": outputs}
 
 
 def _copy_with_shared_tensors(model: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from attrs import define, field
 
 from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.types import GenerateRequest
 from turnwise_transformers_engine.manager.sampling import request_options
 from turnwise_transformers_engine.requests import Pending, PrefillDeduplicator
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
@@ -57,9 +58,8 @@ class ManagerBackend:
         """Number of ids of the model."""
         return int(self.model.config.get_text_config().vocab_size)
 
-    @property
-    def has_grammars(self) -> bool:
-        return False
+    def serves(self, request: GenerateRequest) -> bool:
+        return request.layout is None and request.grammar is None
 
     def start(self, call_soon: Callable[..., object]) -> None:
         self._call_soon = call_soon

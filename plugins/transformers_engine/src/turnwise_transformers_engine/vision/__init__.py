@@ -1,0 +1,1 @@
+"""Vision-language models: all requests run in the decoder of layouts."""

@@ -1,0 +1,260 @@
+"""Pictures: the engine's log-probabilities are those of one forward pass of the model over the whole context."""
+
+import asyncio
+import re
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import ConfigError
+from turnwise.protocols import Resources
+from turnwise.types import FinishReason, GenerateRequest, Picture, PlacedPicture, SamplingParams
+from turnwise_testing.engines.scenarios import failure_of, run_scenario
+from turnwise_testing.references.vision_reference import VisionReference, draw_picture, randomize_weights
+from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+
+SIZES = ((8, 8), (24, 24), (16, 40), (40, 8))
+"""Pixels of pictures, whose placeholders are of 8 by 8."""
+
+
+@pytest.fixture(scope="session", params=[tiny_qwen2_5_vl, tiny_qwen3_vl], ids=["qwen2_5_vl", "qwen3_vl"])
+def reference(request, tmp_path_factory):
+    """The forward pass of a tiny vision-language model."""
+    tokenizer = byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=VISION_TOKENS)
+    directory = tmp_path_factory.mktemp("vision")
+    save_vision(randomize_weights(request.param(tokenizer)), tokenizer, directory)
+    return VisionReference(directory)
+
+
+@pytest.fixture
+def serve_pictures(reference):
+    """A function that runs `scenario(engine)` on a started engine of the model."""
+
+    def run(scenario, **options):
+        config = TransformersConfig(**{"model": reference.path, "device": "cpu", "max_context": 512, **options})
+        return run_scenario(TransformersEngine(config, Resources()), scenario, timeout_s=120)
+
+    return run
+
+
+def write(reference, parts):
+    """Return the ids and places of texts, which are lists of ids, and pictures."""
+    ids, places = [], []
+    for part in parts:
+        if isinstance(part, Picture):
+            num_tokens = reference.count_tokens(part)
+            places.append(PlacedPicture(start=len(ids), num_tokens=num_tokens, picture=part))
+            ids += [reference.placeholder] * num_tokens
+        else:
+            ids += part
+    return ids, tuple(places)
+
+
+def ask(ids, places=(), number=0, **sampling):
+    params = SamplingParams(**{"max_tokens": 6, "temperature": 1.0, "seed": number, **sampling})
+    return GenerateRequest(
+        request_id=f"r{number}", trajectory_id="t", token_ids=np.array(ids), sampling=params, pictures=places
+    )
+
+
+def assert_exact(reference, request, result, variant=0, part=slice(None)):
+    ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
+    num_context, temperature = len(request.token_ids), request.sampling.temperature
+    expected, _ = reference.scores(
+        ids, num_context, temperature=temperature, variant=variant, pictures=request.pictures
+    )
+    np.testing.assert_allclose(result.logprobs[part], expected[part], atol=1e-4, rtol=0)
+
+
+TEXTS = st.lists(st.integers(20, 200), min_size=1, max_size=30)
+PICTURES = st.builds(lambda seed, size: draw_picture(seed, *size), st.integers(0, 3), st.sampled_from(SIZES))
+TURNS = st.lists(st.lists(st.tuples(TEXTS, PICTURES), max_size=2), min_size=1, max_size=3)
+
+
+@given(conversations=st.lists(TURNS, min_size=1, max_size=3), chunk=st.sampled_from([7, 1024]), after=TEXTS)
+@settings(max_examples=8, deadline=None)
+def test_every_turn_has_the_models_log_probabilities(reference, conversations, chunk, after):
+    """Several conversations at once, each with pictures in several turns, prefilled in chunks that cut pictures."""
+
+    async def converse(engine, number, turns):
+        ids, places = [], ()
+        for turn, parts in enumerate(turns):
+            new_ids, new = write(reference, [*(each for pair in parts for each in pair), after])
+            places += tuple(evolve(place, start=place.start + len(ids)) for place in new)
+            ids += new_ids
+            request = ask(ids, places, number * 10 + turn)
+            result = await engine.generate(request)
+            assert_exact(reference, request, result)
+            assert turn == 0 or result.num_cached_tokens >= len(ids) - len(new_ids) - 1
+            ids += result.token_ids.tolist()
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            for number, turns in enumerate(conversations):
+                group.create_task(converse(engine, number, turns))
+
+    config = TransformersConfig(model=reference.path, device="cpu", max_context=512, max_batch_tokens=chunk)
+    run_scenario(TransformersEngine(config, Resources()), scenario, timeout_s=120)
+
+
+def test_the_same_ids_with_another_picture_share_no_cache(serve_pictures, reference):
+    """Keys and values behind a picture belong to its bytes; those before it are shared."""
+    before, after = list(range(40, 60)), list(range(60, 80))
+    ids, first = write(reference, [before, draw_picture(0), after])
+    _, second = write(reference, [before, draw_picture(1), after])
+
+    async def scenario(engine):
+        requests = [ask(ids, places, number) for number, places in enumerate((first, second, first, second))]
+        return requests, [await engine.generate(request) for request in requests]
+
+    requests, results = serve_pictures(scenario)
+    for request, result in zip(requests, results, strict=True):
+        assert_exact(reference, request, result)
+    assert [result.num_cached_tokens for result in results] == [0, 20, len(ids) - 1, len(ids) - 1]
+
+
+def test_a_picture_is_processed_once(serve_pictures, reference):
+    """Eight requests with one picture compute its arrays once, and a later turn does not again."""
+    ids, places = write(reference, [[50], draw_picture(0), [51]])
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            for number in range(8):
+                group.create_task(engine.generate(ask(ids, places, number)))
+        await engine.generate(ask([*ids, 52], places, 9))
+        return engine._pictures.num_computed
+
+    assert serve_pictures(scenario) == 1
+
+
+def test_a_sampled_placeholder_is_text(serve_pictures, reference):
+    """The id of a placeholder outside the places of pictures has no picture."""
+    ids, places = write(reference, [[50], draw_picture(0), [51]])
+    request = ask([*ids, reference.placeholder, 52], places)
+
+    async def scenario(engine):
+        return await engine.generate(request)
+
+    assert_exact(reference, request, serve_pictures(scenario))
+
+
+def test_text_alone_is_served(serve_pictures, reference):
+    """A vision-language model answers requests without pictures, beside one with a picture."""
+    ids, places = write(reference, [[50], draw_picture(0), [51]])
+    requests = [ask(list(range(30, 70)), number=0), ask(ids, places, 1), ask([33], number=2)]
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(engine.generate(request)) for request in requests]
+        return [task.result() for task in tasks]
+
+    for request, result in zip(requests, serve_pictures(scenario), strict=True):
+        assert_exact(reference, request, result)
+
+
+def test_weights_change_between_two_tokens(serve_pictures, reference):
+    """An update in mid-flight: tokens behind it see the picture through the new vision tower too."""
+    ids, places = write(reference, [[50], draw_picture(0), [51]])
+    request = ask(ids, places, max_tokens=200)
+
+    async def scenario(engine):
+        heard = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(engine.generate(evolve(request, on_tokens=lambda _ids: heard.set())))
+            await heard.wait()
+            await engine.update_weights(reference.weights(variant=1), 1)
+        return task.result()
+
+    result = serve_pictures(scenario)
+    new = np.broadcast_to(result.weight_version, result.token_ids.shape) == 1
+    assert not new.all()
+    assert_exact(reference, request, result, part=~new)
+    if new.any():
+        assert_exact(reference, request, result, variant=1, part=new)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_slept_engine_reads_the_picture_again(serve_pictures, reference, level):
+    """After sleep, wake-up and an update, the same request has the log-probabilities of the new weights."""
+    ids, places = write(reference, [[50], draw_picture(0), [51]])
+
+    async def scenario(engine):
+        await engine.generate(ask(ids, places))
+        await engine.sleep(level)
+        await engine.wake_up()
+        await engine.update_weights(reference.weights(variant=1), 1)
+        return await engine.generate(ask(ids, places))
+
+    result = serve_pictures(scenario)
+    assert result.num_cached_tokens == 0
+    assert_exact(reference, ask(ids, places), result, variant=1)
+
+
+def test_an_aborted_request_keeps_its_tokens(serve_pictures, reference):
+    """An abort ends a request with pictures, and a next one is served."""
+    ids, places = write(reference, [[50], draw_picture(0), [51]])
+    request = ask(ids, places, max_tokens=400)
+
+    async def scenario(engine):
+        heard = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(engine.generate(evolve(request, on_tokens=lambda _ids: heard.set())))
+            await heard.wait()
+            await engine.abort(request.request_id)
+        return task.result(), await engine.generate(ask(ids, places, 1))
+
+    aborted, later = serve_pictures(scenario)
+    assert aborted.finish_reason is FinishReason.ABORT
+    assert len(aborted.token_ids)
+    assert_exact(reference, request, aborted)
+    assert_exact(reference, ask(ids, places, 1), later)
+
+
+def test_wrong_pictures_are_refused(serve_pictures, reference):
+    """Each error is one line that names the picture, and the engine lives on."""
+    picture = draw_picture(0)
+    ids, (place,) = write(reference, [[50], picture, [51]])
+    key = picture.key[:12]
+    broken = Picture(data=picture.data[:60], media_type="image/png")
+    cases = (
+        ([evolve(place, num_tokens=8)], f"the picture {key} at token 1 has 8 placeholders, but .* computes 9"),
+        ([evolve(place, start=2)], f"the picture {key} at tokens 2 to 11 is on ids that are not .* placeholder"),
+        ([evolve(place, start=3)], f"the picture {key} at tokens 3 to 12 touches another picture, or ends behind"),
+        ([place, evolve(place, start=10, num_tokens=1)], "tokens 10 to 11 touches another picture"),
+        ([evolve(place, picture=broken)], f"the picture {broken.key[:12]} cannot be read"),
+    )
+
+    async def scenario(engine):
+        for places, text in cases:
+            failure = await failure_of(engine.generate(ask(ids, tuple(places))))
+            assert re.search(text, str(failure)), str(failure)
+        return await engine.generate(ask(ids, (place,)))
+
+    assert_exact(reference, ask(ids, (place,)), serve_pictures(scenario))
+
+
+def test_a_text_model_refuses_pictures_by_name(tiny_model, serve):
+    """The capability is off, and a request with pictures names the model."""
+    place = PlacedPicture(start=1, num_tokens=2, picture=draw_picture(0))
+
+    async def scenario(engine):
+        assert not engine.capabilities.pictures
+        return str(await failure_of(engine.generate(ask([5, 6, 7, 8], (place,)))))
+
+    assert f"the model '{tiny_model}' reads no pictures" in serve(tiny_model, scenario)
+
+
+@pytest.mark.parametrize(
+    "options", [{"decoder": "fused"}, {"decoder": "generic"}, {"num_blocks": 9}, {"prefix_caching": False}]
+)
+def test_options_of_other_decoders_are_refused(reference, options):
+    """An option that the model's decoder would ignore is an error that names it."""
+    config = TransformersConfig(model=reference.path, device="cpu", **options)
+    engine = TransformersEngine(config, Resources())
+    name = next(iter(options))
+    error = asyncio.run(failure_of(engine.start(), ConfigError))
+    assert f"engine.{name}" in str(error)

@@ -431,8 +431,8 @@ BIGRAM_BROKEN = [
 ]
 
 
-GENERAL = [name for name, check in ENGINE_CHECKS.items() if not check.letters]
-"""All checks but those of grammars, which `test_grammar_checks` tries."""
+GENERAL = [name for name, check in ENGINE_CHECKS.items() if not check.letters and not check.pictures]
+"""All checks but those of grammars and pictures, which have files of their own."""
 
 
 @pytest.mark.parametrize("name", GENERAL)
@@ -544,7 +544,7 @@ def test_a_check_without_its_capability_does_not_apply():
     assert answers.pop("logprobs_are_those_of_the_model") == "the probe has no reference to compare with"
     assert set(answers.values()) == {
         f"the engine has no capability {name!r}"
-        for name in ("abort", "grammars", "layouts", "max_context", "seeds", "weight_updates")
+        for name in ("abort", "grammars", "layouts", "max_context", "pictures", "seeds", "weight_updates")
     }
     assert EngineChecker(make_weak, PROBE).run("sleep_and_wake_up") == "the engine has no sleep level 1"
 

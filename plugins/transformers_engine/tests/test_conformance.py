@@ -1,8 +1,10 @@
 """Conformance of the embedded engine."""
 
 import pytest
+from transformers import AutoTokenizer
 
 from turnwise_testing.probes.engine import EngineProbe, Letters
+from turnwise_testing.references.vision_reference import draw_picture
 from turnwise_testing.suites.engine import EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite
 from turnwise_transformers_engine import TransformersConfig
@@ -37,6 +39,28 @@ class TestGenericDecoder(TestTransformers):
     def config(self, tiny_model):
         """A small cache and context."""
         return TransformersConfig(model=tiny_model, device="cpu", max_context=256, decoder="generic")
+
+
+class TestVision(TestTransformers):
+    """The same with a vision-language model, and the checks of pictures."""
+
+    @pytest.fixture
+    def config(self, qwen2_5_vl):
+        """A small context."""
+        return TransformersConfig(model=qwen2_5_vl.path, device="cpu", max_context=256)
+
+    @pytest.fixture
+    def probe(self, qwen2_5_vl):
+        """The model's forward pass, and four pictures."""
+        pictures = [draw_picture(0), draw_picture(1), draw_picture(2, 16, 40), draw_picture(3, 8, 8, "JPEG")]
+        tokenizer = AutoTokenizer.from_pretrained(qwen2_5_vl.path)
+        ids = {text: tokenizer.convert_tokens_to_ids(text) for text in ("a", "b", "7")}
+        return EngineProbe(
+            vocab_size=len(tokenizer),
+            reference=qwen2_5_vl,
+            letters=Letters(ids=ids, end_id=tokenizer.eos_token_id, decode=tokenizer.decode),
+            pictures=qwen2_5_vl.probe(pictures),
+        )
 
 
 class TestDiagnostic(PluginSuite):

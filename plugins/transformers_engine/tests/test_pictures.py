@@ -13,21 +13,17 @@ from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
 from turnwise.types import FinishReason, GenerateRequest, Picture, PlacedPicture, SamplingParams
 from turnwise_testing.engines.scenarios import failure_of, run_scenario
-from turnwise_testing.references.vision_reference import VisionReference, draw_picture, randomize_weights
-from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+from turnwise_testing.references.vision_reference import draw_picture
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
 SIZES = ((8, 8), (24, 24), (16, 40), (40, 8))
 """Pixels of pictures, whose placeholders are of 8 by 8."""
 
 
-@pytest.fixture(scope="session", params=[tiny_qwen2_5_vl, tiny_qwen3_vl], ids=["qwen2_5_vl", "qwen3_vl"])
-def reference(request, tmp_path_factory):
+@pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen3_vl"])
+def reference(request):
     """The forward pass of a tiny vision-language model."""
-    tokenizer = byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=VISION_TOKENS)
-    directory = tmp_path_factory.mktemp("vision")
-    save_vision(randomize_weights(request.param(tokenizer)), tokenizer, directory)
-    return VisionReference(directory)
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from attrs import field, frozen, validators
 from turnwise.errors import EngineError
 from turnwise.protocols import Engine
 from turnwise.types import FloatArray, GenerateRequest, GenerateResult, SamplingParams
+from turnwise_testing.probes.pictures import PictureProbe
 
 T = TypeVar("T")
 
@@ -95,6 +96,7 @@ class EngineProbe:
         reference: the model's own scores; without it checks that compare with it are skipped.
         logprob_bound: largest difference to the reference, in nats; a suite's own `logprob_bound` goes first.
         letters: for the checks of grammars, which are skipped without them.
+        pictures: for the checks of pictures, likewise.
         measured: measurements of checks by name, such as `logprob_error`.
     """
 
@@ -108,6 +110,7 @@ class EngineProbe:
     reference: Reference | None = None
     logprob_bound: float = 1e-3
     letters: Letters | None = None
+    pictures: PictureProbe | None = None
     measured: dict[str, float] = field(factory=dict, eq=False)
 
     @prompts.default

@@ -15,6 +15,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from turnwise.types import FloatArray, Picture, PlacedPicture
+from turnwise_testing.probes.pictures import PictureProbe
 from turnwise_testing.references.reference_model import TransformersReference
 
 
@@ -55,6 +56,13 @@ class VisionReference(TransformersReference):
         """Return the number of placeholders of a picture."""
         merge = int(self.model(variant=0).config.vision_config.spatial_merge_size)
         return int(self._inputs([picture])["image_grid_thw"].prod()) // merge**2
+
+    def probe(self, pictures: Sequence[Picture]) -> PictureProbe:
+        """Return the probe of some pictures, of which the first two have equally many placeholders."""
+        num_tokens = tuple(map(self.count_tokens, pictures))
+        return PictureProbe(
+            pictures=tuple(pictures), num_tokens=num_tokens, placeholder=self.placeholder, reference=self
+        )
 
     @property
     def placeholder(self) -> int:

@@ -291,6 +291,30 @@ class EngineSuite(PluginSuite):
         """A grammar that cannot be compiled raises `EngineError`, and the engine lives on."""
         run(checker, "wrong_grammar_is_refused")
 
+    def test_picture_logprobs_are_those_of_the_model(self, checker: EngineChecker) -> None:
+        """Of requests at once, with several pictures, one or none, each has the scores of one forward pass."""
+        run(checker, "picture_logprobs_are_those_of_the_model")
+
+    def test_same_ids_with_another_picture(self, checker: EngineChecker) -> None:
+        """A prefix cache knows pictures of equally many placeholders apart."""
+        run(checker, "same_ids_with_another_picture")
+
+    def test_pictures_in_later_turns(self, checker: EngineChecker) -> None:
+        """A context that grows by its own tokens, a text and a picture in each turn has the scores of the whole."""
+        run(checker, "pictures_in_later_turns")
+
+    def test_pictures_after_an_update(self, checker: EngineChecker) -> None:
+        """An engine with updates sees a picture of an earlier request through its new weights."""
+        run(checker, "pictures_after_an_update")
+
+    def test_wrong_placeholders_are_refused(self, checker: EngineChecker) -> None:
+        """Placeholders that differ from the processor's raise `EngineError` with the picture; the engine lives on."""
+        run(checker, "wrong_placeholders_are_refused")
+
+    def test_broken_picture_is_refused(self, checker: EngineChecker) -> None:
+        """Bytes that are no picture raise `EngineError` with the picture's key, and the engine lives on."""
+        run(checker, "broken_picture_is_refused")
+
     def test_generate_before_start_is_refused(self, checker: EngineChecker) -> None:
         """A request to an engine that was not started raises `EngineError`, and it can be stopped."""
         run(checker, "generate_before_start_is_refused")

@@ -26,6 +26,7 @@ class EngineCheck:
         fresh: it wants an engine that was not started, and leaves it stopped.
         reference: it compares with `EngineProbe.reference`.
         letters: it needs `EngineProbe.letters`.
+        pictures: it needs `EngineProbe.pictures`.
         sleep_level: the level of sleep that it is about; 0 for none.
     """
 
@@ -34,6 +35,7 @@ class EngineCheck:
     fresh: bool = False
     reference: bool = False
     letters: bool = False
+    pictures: bool = False
     sleep_level: int = 0
 
     def missing(self, capabilities: Capabilities, probe: EngineProbe | None = None) -> str:
@@ -46,6 +48,8 @@ class EngineCheck:
             return "the probe has no reference to compare with"
         if self.letters and (probe is None or probe.letters is None):
             return "the probe has no letters for grammars"
+        if self.pictures and (probe is None or probe.pictures is None):
+            return "the probe has no pictures"
         return ""
 
 
@@ -53,21 +57,12 @@ ENGINE_CHECKS: dict[str, EngineCheck] = {}
 """Every check by the name of its function without `check_`, in the order in which they should run."""
 
 
-def engine_check(
-    *, needs: str = "", fresh: bool = False, reference: bool = False, letters: bool = False, sleep_level: int = 0
-) -> Callable[[CheckFunction], CheckFunction]:
-    """Register a function as a check; see `EngineCheck`."""
+def engine_check(**options: Any) -> Callable[[CheckFunction], CheckFunction]:
+    """Register a function as a check; the options are fields of `EngineCheck`."""
 
     def register(function: CheckFunction) -> CheckFunction:
         name = getattr(function, "__name__", "").removeprefix("check_")
-        ENGINE_CHECKS[name] = EngineCheck(
-            function=function,
-            needs=needs,
-            fresh=fresh,
-            reference=reference,
-            letters=letters,
-            sleep_level=sleep_level,
-        )
+        ENGINE_CHECKS[name] = EngineCheck(function=function, **options)
         return function
 
     return register

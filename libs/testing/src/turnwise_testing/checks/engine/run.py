@@ -1,7 +1,7 @@
 """
 Runs the engine checks without pytest, so that the command line can run them on a real engine.
 
-The checks are in `serving`, `layout`, `grammar`, `weights`, `load` and `handover`.
+The checks are in `serving`, `layout`, `grammar`, `pictures`, `weights`, `load` and `handover`.
 Not covered: throughput and device memory.
 """
 
@@ -14,14 +14,14 @@ from attrs import define, evolve, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Engine
-from turnwise_testing.checks.engine import grammar, handover, layout, load, serving, weights
+from turnwise_testing.checks.engine import grammar, handover, layout, load, pictures, serving, weights
 from turnwise_testing.checks.engine.check import ENGINE_CHECKS, EngineCheck, MakeEngine
 from turnwise_testing.checks.engine.delays import NO_DELAYS, DelayedLoop, DelayedReference, Delays
 from turnwise_testing.probes.engine import EngineProbe
 
 __all__ = ["CHECK_MODULES", "ENGINE_CHECKS", "EngineCheck", "EngineChecker", "MakeEngine"]
 
-CHECK_MODULES = (serving, layout, grammar, weights, load, handover)
+CHECK_MODULES = (serving, layout, grammar, pictures, weights, load, handover)
 """Modules with checks; importing them fills `ENGINE_CHECKS`."""
 
 

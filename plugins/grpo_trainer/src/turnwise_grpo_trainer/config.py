@@ -170,9 +170,11 @@ class PolicyConfig:
             `eager`) or `turnwise_segments`; flash attention does not support them.
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
         packed: concatenate rows to one sequence; false pads them. Both give the same gradients.
+        freeze_vision: train no weight and no adapter of the vision tower of a vision-language model.
         share_prefixes: compute a prefix that several rows of a forward pass share once, where this costs less than
             separate rows. The gradients are the same. A log line says so if the model cannot.
-        max_tokens_per_micro_batch: most tokens in one forward pass of a process, including pads. Null is 8192, but on a
+        max_tokens_per_micro_batch: most tokens in one forward pass of a process, including pads and the patches of
+            pictures. Null is 8192, but on a
             CPU at most as many as keep 0.25 GiB for the backward pass, measured when the model is loaded.
         logits_mib: MiB of the float32 logits that are in memory at once; the output head is then computed chunk by
             chunk, and again in the backward pass. Null is 32 on a CPU and 512 elsewhere. 0 computes all logits of a
@@ -186,6 +188,7 @@ class PolicyConfig:
     attn_implementation: str = "sdpa"
     gradient_checkpointing: bool = False
     packed: bool = False
+    freeze_vision: bool = False
     share_prefixes: bool = True
     max_tokens_per_micro_batch: int | None = _optional(None, _at_least(1))
     logits_mib: float | None = _optional(None, _at_least(0))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnwise_grpo_trainer.config import PolicyConfig
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
-from turnwise_grpo_trainer.learner.models import forward_inputs
+from turnwise_grpo_trainer.learner.models import run_model
 
 _MOST_TOKENS: Final = 8192
 _KEPT_BYTES: Final = 1 << 28
@@ -69,7 +69,7 @@ def kept_bytes_per_token(model: Any) -> float:
     micro = MicroBatch(column, positions, column, column, column, one, column[:, :1], one, one, False, False)
     # Adapters with dropout draw random numbers, which must not change those of the training.
     with torch.random.fork_rng(devices=()), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(**forward_inputs(model, micro), logits_to_keep=micro.keep)
+        output = run_model(model, micro, logits_to_keep=micro.keep)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     size = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
     del output

@@ -22,6 +22,7 @@ from turnwise import RolloutBatch
 from turnwise.config.own_code import OwnCode
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
+from turnwise_engine_support.pictures import PictureReader, supports_pictures
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner.batch_sizes import BatchSizes
 from turnwise_grpo_trainer.learner.gradient_noise import NoiseMeter
@@ -30,6 +31,7 @@ from turnwise_grpo_trainer.learner.lora import BaseModel, without_dropout
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 from turnwise_grpo_trainer.learner.mini_batches import MiniBatch, Share, split_batch
 from turnwise_grpo_trainer.learner.models import load_critic, load_policy, load_reference
+from turnwise_grpo_trainer.learner.needs import needs_all_rows, needs_old_log_probs
 from turnwise_grpo_trainer.learner.optimization import TrainableModel
 from turnwise_grpo_trainer.learner.passes import Packing, Sharing
 from turnwise_grpo_trainer.learner.prefix_sharing import find_sharing
@@ -48,7 +50,9 @@ from turnwise_grpo_trainer.objective.hooks import ColumnLoss, Objectives, build_
 from turnwise_grpo_trainer.objective.loss_columns import add_loss_columns, find_labels, split_log_probs
 from turnwise_grpo_trainer.objective.losses import token_weights, value_loss
 from turnwise_grpo_trainer.objective.path_ratios import measure_paths
+from turnwise_grpo_trainer.objective.picture_rows import add_pictures
 from turnwise_grpo_trainer.objective.policy_loss import policy_loss
+from turnwise_grpo_trainer.objective.row_pictures import Pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows, pad, unpad
 from turnwise_grpo_trainer.report.stage_meter import StageMeter
 
@@ -71,6 +75,7 @@ class Learner:
         objectives: the loss and the advantages.
         sizes: of forward passes and of chunks of logits.
         sharing: costs of forests of rows that share prefixes; None if the model cannot compute them, or shall not.
+        reader: of the pictures of a vision-language model; None for another.
         advantages: (B, R) of the last batch; None before the first.
     """
 
@@ -86,6 +91,7 @@ class Learner:
     objectives: Objectives = field(kw_only=True)
     sizes: BatchSizes = field(kw_only=True)
     sharing: Sharing | None = field(default=None, kw_only=True)
+    reader: PictureReader | None = field(default=None, kw_only=True)
     advantages: Tensor | None = field(default=None, init=False)
     _meter: StageMeter = field(factory=StageMeter, init=False)
 
@@ -143,12 +149,21 @@ class Learner:
             objectives=objectives,
             sizes=sizes,
             sharing=sharing,
+            reader=PictureReader(spec.path) if spec.path is not None and supports_pictures(spec.path) else None,
         )
         if dist.is_available() and dist.is_initialized():
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
         return learner
 
-    def update(self, batch: RolloutBatch, *, step: int, version: int, lr_factor: float = 1.0) -> dict[str, float]:
+    def update(
+        self,
+        batch: RolloutBatch,
+        *,
+        step: int,
+        version: int,
+        lr_factor: float = 1.0,
+        pictures: Pictures | None = None,
+    ) -> dict[str, float]:
         """
         Update the policy, and the critic if there is one.
 
@@ -158,6 +173,7 @@ class Learner:
             version: weight version of the policy. The log-probability gap is measured on tokens that were sampled with
                 this version, or on all tokens if there are none.
             lr_factor: multiplies the policy's learning rate in this step.
+            pictures: of each row, by its tokens without pads; None if all rows are text.
 
         Returns:
             Metrics by name, the same in every process.
@@ -165,7 +181,8 @@ class Learner:
         self._meter = StageMeter()
         algorithm = self.config.algorithm
         mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
-        rows = add_loss_columns(TokenRows.from_batch(batch, mask), batch, self.objectives.loss)
+        rows = add_pictures(TokenRows.from_batch(batch, mask), pictures, self.reader, self.policy.model)
+        rows = add_loss_columns(rows, batch, self.objectives.loss)
         rows, metrics = self._prepare(batch, rows)
         sequences = batch.episode_index if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
         rows = rows.with_columns(sequence=sequences[rows.row_index])
@@ -179,7 +196,7 @@ class Learner:
     def _prepare(self, batch: RolloutBatch, rows: TokenRows) -> tuple[TokenRows, dict[str, float]]:
         """Return the rows with log-probabilities, values and advantages as the loss needs them, and metrics."""
         algorithm = self.config.algorithm
-        if self._needs_old_log_probs():
+        if needs_old_log_probs(self.config, has_reference=self.reference is not None):
             rows = rows.with_columns(old_log_probs=self._policy_log_probs(rows))
         if self.reference is not None:
             rows = rows.with_columns(ref_log_probs=self._compute_column(rows, self.reference, self._log_probs))
@@ -206,15 +223,6 @@ class Learner:
             rows = rows.with_columns(returns=unpad(batch, advantages.returns))
             metrics["critic/return"] = float(rows["returns"][rows.targets].mean()) if len(rows.targets) else 0.0
         return rows, metrics
-
-    def _needs_old_log_probs(self) -> bool:
-        algorithm = self.config.algorithm
-        dropout = self.config.lora is not None and self.config.lora.dropout > 0
-        if dropout or (algorithm.use_kl_in_reward and self.reference is not None):
-            return True
-        # With a single optimizer step, the forward pass of the update itself computes the same log-probabilities.
-        one_step = algorithm.ppo_epochs == 1 and algorithm.ppo_mini_batch_size is None
-        return algorithm.old_log_probs == "recompute" and not one_step
 
     def _log_probs(self, model: Any, micro: MicroBatch) -> Tensor:
         return token_log_probs(model, micro, self.temperature, chunk=self.sizes.logits_chunk)[0]
@@ -305,7 +313,7 @@ class Learner:
         )
         # The token weights are those of all rows, so leaving some out does not change the gradient.
         rows = rows.with_columns(weights=weights)
-        rows = rows if self._needs_all_rows() else drop_unmeasured(rows)
+        rows = rows if needs_all_rows(self.config, has_critic=self.critic is not None) else drop_unmeasured(rows)
         shares = part.shares if meter is not None else [Share(range(len(rows)), part.num_groups)]
         for share in shares:
             with self._meter.stage("forward_backward"):
@@ -345,13 +353,6 @@ class Learner:
     def _clear_gradients(self) -> None:
         for trainable in filter(None, (self.policy, self.critic)):
             trainable.optimizer.zero_grad()
-
-    def _needs_all_rows(self) -> bool:
-        """Return whether a row may have a gradient without an advantage."""
-        algorithm = self.config.algorithm
-        in_loss = algorithm.kl_loss_coef != 0 and not algorithm.use_kl_in_reward
-        other_loss = self.config.loss is not None
-        return in_loss or algorithm.entropy_coeff != 0 or self.critic is not None or other_loss
 
     def _backward(self, rows: TokenRows, micro: MicroBatch, scale: float, metrics: StepMetrics) -> Tensor:
         """Accumulate gradients and metrics; return (M,) log-probabilities, 0 for a micro-batch that does not count."""

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
-from turnwise_grpo_trainer.learner.models import forward_inputs
+from turnwise_grpo_trainer.learner.models import run_model
 
 Entropy = Literal["none", "value", "gradient"]
 """Whether entropies are computed, and whether they have a gradient."""
@@ -55,7 +55,7 @@ def token_log_probs(
     labels = micro.labels if labels is None else labels
     columns = micro.input_ids.shape[0] * len(micro.keep)
     if chunk is None or columns <= chunk:
-        output = model(**forward_inputs(model, micro), logits_to_keep=micro.keep)
+        output = run_model(model, micro, logits_to_keep=micro.keep)
         return _score(output.logits[micro.predictors[0], micro.predictors[1]], labels, temperature, entropy)
     head = model.get_output_embeddings()
     hidden = _hidden_states(model, head, micro)[micro.predictors[0], micro.predictors[1]]
@@ -90,7 +90,7 @@ def measure_logits(
     """
     rows, places = micro.predictors
     if chunk is None or micro.input_ids.shape[0] * len(micro.keep) <= chunk:
-        logits = model(**forward_inputs(model, micro), logits_to_keep=micro.keep).logits
+        logits = run_model(model, micro, logits_to_keep=micro.keep).logits
         return list(measure(logits[rows, places], micro.labels))
     head = model.get_output_embeddings()
     hidden = _hidden_states(model, head, micro)[rows, places]
@@ -115,7 +115,7 @@ def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: Entropy)
 def _hidden_states(model: Any, head: nn.Module, micro: MicroBatch) -> Tensor:
     """Return (b, C, H) the inputs of the output head, on the columns that predict a token."""
     with _shortened(head) as (inputs, outputs):
-        logits = model(**forward_inputs(model, micro), logits_to_keep=micro.keep).logits
+        logits = run_model(model, micro, logits_to_keep=micro.keep).logits
     # The head computed one token. If the model scales or caps its logits, they differ from the head's output.
     if not torch.equal(outputs[0].float(), logits.float()):
         raise ConfigError(
@@ -149,6 +149,6 @@ def _shortened(head: nn.Module) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
 
 def token_values(critic: Any, micro: MicroBatch) -> Tensor:
     """Return (M,) float32 the critic's value of the state in which each token was sampled."""
-    output = critic(**forward_inputs(critic, micro)).logits.squeeze(-1).float()
+    output = run_model(critic, micro).logits.squeeze(-1).float()
     values: Tensor = output[micro.predictors[0], micro.keep[micro.predictors[1]]]
     return values

@@ -32,7 +32,9 @@ _PEFT_PREFIX: Final = "base_model.model."
 """Prefix of weights in an adapter file of peft."""
 
 
-def add_adapters(model: Any, config: LoraConfig, base: str, commit: str | None = None) -> Any:
+def add_adapters(
+    model: Any, config: LoraConfig, base: str, commit: str | None = None, excluded: str | None = None
+) -> Any:
     """
     Freeze a model and add adapters, which change nothing at first because B is 0.
 
@@ -41,6 +43,7 @@ def add_adapters(model: Any, config: LoraConfig, base: str, commit: str | None =
         config: the options.
         base: directory of the model or its id on the hub, as exported adapters name it; empty if unknown.
         commit: of a model on the hub.
+        excluded: a regular expression for names of modules that get none.
 
     Raises:
         ConfigError: peft is missing, or the model does not have these modules.
@@ -55,6 +58,7 @@ def add_adapters(model: Any, config: LoraConfig, base: str, commit: str | None =
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=_ALL_LINEAR if names == (_ALL_LINEAR,) else list(names),
+        exclude_modules=excluded,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base or None,
         revision=commit,

@@ -16,6 +16,7 @@ import torch
 from attrs import asdict, evolve, frozen
 from torch import Tensor
 
+from turnwise_grpo_trainer.objective.picture_rows import picture_inputs
 from turnwise_grpo_trainer.objective.rows import TokenRows
 
 
@@ -40,6 +41,10 @@ class MicroBatch:
         has_blocks: whether any token is in a path.
         subtree_end: (1, L) int64 of a forest of rows that share prefixes: the column after the last token that
             continues a token; None if each token belongs to one row.
+        axes: (3, b, L) int64 positions in time, height and width, for a vision-language model.
+        is_picture: (b, L) bool, True on placeholders of pictures; None without pictures, as the next two.
+        pixel_values: (patches, numbers) float32 of all pictures, in the order of their placeholders.
+        grids: (pictures, 3) int64.
     """
 
     input_ids: Tensor
@@ -54,6 +59,10 @@ class MicroBatch:
     packed: bool
     has_blocks: bool
     subtree_end: Tensor | None = None
+    axes: Tensor | None = None
+    is_picture: Tensor | None = None
+    pixel_values: Tensor | None = None
+    grids: Tensor | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return a copy on a device."""
@@ -110,20 +119,21 @@ def pack_by_tokens(rows: TokenRows, order: Sequence[int], *, max_tokens: int, pa
     Args:
         rows: the rows.
         order: indices of rows, longest first.
-        max_tokens: the budget, including pads; a longer row is a group by itself.
+        max_tokens: the budget, including pads and the patches of pictures; a longer row is a group by itself.
         packed: whether rows are concatenated, or padded to the longest of their group.
     """
-    lengths = rows.lengths
+    lengths, sizes = rows.lengths, rows.sizes
     groups: list[list[int]] = []
     size = 0
     for row in order:
-        grown = size + lengths[row] if packed or not groups else lengths[groups[-1][0]] * (len(groups[-1]) + 1)
-        if groups and grown <= max_tokens:
+        # Padded, a further row has as many columns as the longest; its pictures are not padded.
+        new = sizes[row] if packed or not groups else lengths[groups[-1][0]] + sizes[row] - lengths[row]
+        if groups and size + new <= max_tokens:
             groups[-1].append(row)
+            size += new
         else:
             groups.append([row])
-            grown = lengths[row]
-        size = grown
+            size = sizes[row]
     return groups
 
 
@@ -157,6 +167,7 @@ def collate(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBatc
         **index_targets(rows, group, row, column),
         packed=packed,
         has_blocks=bool(inside.any()),
+        **picture_inputs(chosen, positions, scatter),
     )
 
 

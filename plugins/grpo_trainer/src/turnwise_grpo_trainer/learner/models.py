@@ -1,5 +1,5 @@
 """
-Loads policy, reference and critic from a model directory: any causal model of transformers.
+Loads policy, reference and critic from a model directory: any causal model of transformers, or a vision-language one.
 
 Problems with the directory or the installed packages become one-line config errors here.
 """
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
+from turnwise_engine_support.pictures import placeholders_at, supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig
 from turnwise_grpo_trainer.learner.lora import add_adapters
@@ -27,29 +28,39 @@ SEGMENTS: Final = "turnwise_segments"
 """`attn_implementation` of `turnwise-segment-attention`, which needs no (L, L) mask for rows with parallel paths."""
 
 
+VISION_TOWER: Final = r"model\.visual\..*"
+"""The names of the modules of a vision tower, as a regular expression."""
+
 SEGMENTS_OR_SDPA: Final = "turnwise_segments_or_sdpa"
 """In place of `sdpa` where the same library is installed: forests need no mask, and all else is as with `sdpa`."""
 
 
 def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None) -> Any:
     """Load the causal model on the host, in training mode, and add adapters; `ConfigError` if that is impossible."""
-    model = _load("AutoModelForCausalLM", config, spec)
+    model = _load(_kind(spec), config, spec)
+    if config.freeze_vision:
+        freeze_vision(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     base = spec.name if spec.commit else str(spec.path or "")
     # With dropout, the trainer's probabilities would differ from the engine's.
     _disable_dropout(model)
-    return model if lora is None else add_adapters(model, lora, base, spec.commit).train()
+    if lora is None:
+        return model
+    excluded = VISION_TOWER if config.freeze_vision else None
+    return add_adapters(model, lora, base, spec.commit, excluded).train()
 
 
 def load_reference(config: PolicyConfig, spec: ModelSpec, key: str = "model.path") -> Any:
     """Load a model, frozen and in evaluation mode; `key` names its path in errors."""
-    model = _load("AutoModelForCausalLM", config, spec, key).eval()
+    model = _load(_kind(spec), config, spec, key).eval()
     return model.requires_grad_(requires_grad=False)
 
 
 def load_critic(config: PolicyConfig, spec: ModelSpec) -> Any:
     """Load the model with a scalar head per token; the head is zero-initialised, so all values are 0 at first."""
+    if supports_pictures(spec.path):
+        raise ConfigError("train.algorithm.adv_estimator: gae has no critic for a vision-language model")
     model = _load("AutoModelForTokenClassification", config, spec, num_labels=1)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -72,6 +83,18 @@ def _disable_dropout(model: Any) -> Any:
     return model.train()
 
 
+def _kind(spec: ModelSpec) -> str:
+    return "AutoModelForImageTextToText" if supports_pictures(spec.path) else "AutoModelForCausalLM"
+
+
+def freeze_vision(model: Any) -> None:
+    """Freeze the vision tower of a model; `ConfigError` if it has none."""
+    tower = getattr(model.model, "visual", None)
+    if tower is None:
+        raise ConfigError(f"train.policy.freeze_vision: {type(model).__name__} has no vision tower")
+    tower.requires_grad_(requires_grad=False)
+
+
 def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.path", **options: Any) -> Any:
     if spec.path is None:
         raise ConfigError(f"{key}: missing; the trainer needs a model directory")
@@ -81,7 +104,7 @@ def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.pa
         import transformers
 
         hide_progress_bars()
-        attention = _resolve_attention(config)
+        attention = _resolve_attention(config, pictures=supports_pictures(spec.path))
         return getattr(transformers, kind).from_pretrained(
             spec.path,
             dtype=getattr(torch, config.dtype),
@@ -92,8 +115,13 @@ def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.pa
         )
 
 
-def _resolve_attention(config: PolicyConfig) -> str:
+def _resolve_attention(config: PolicyConfig, *, pictures: bool) -> str:
     """Return the name that transformers knows the attention by; registers the project's own with transformers."""
+    if pictures and config.attn_implementation == SEGMENTS:
+        # The vision tower would get it too, whose patches see each other in both directions.
+        raise ConfigError(f"train.policy.attn_implementation: {SEGMENTS} has no attention of a vision tower")
+    if pictures:
+        return config.attn_implementation
     if config.attn_implementation == "sdpa" and config.share_prefixes and find_spec("turnwise_segment_attention"):
         import turnwise_segment_attention
 
@@ -125,9 +153,23 @@ def _config_errors(prefix: str) -> Iterator[None]:
         raise ConfigError(f"{prefix}: {type(error).__name__}: {first}") from error
 
 
+def run_model(model: Any, micro: MicroBatch, **options: Any) -> Any:
+    """Return the output of a forward pass; `options` are further arguments of the model, errors as below."""
+    inputs = forward_inputs(model, micro)
+    if micro.is_picture is None:
+        return model(**inputs, **options)
+    with placeholders_at(model, micro.is_picture):
+        return model(**inputs, **options)
+
+
 def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
     """Return the keyword arguments of a forward pass; `ConfigError` if the attention does not support the mask."""
     inputs = {"input_ids": micro.input_ids, "position_ids": micro.position_ids, "use_cache": False}
+    if micro.axes is not None:
+        # The first axis is that of the text, by which transformers tells the rows of a packed sequence apart.
+        inputs["position_ids"] = torch.cat([micro.position_ids[None], micro.axes])
+    if micro.pixel_values is not None:
+        inputs |= {"pixel_values": micro.pixel_values, "image_grid_thw": micro.grids}
     kind = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
     if kind == SEGMENTS:
         from turnwise_segment_attention import plan

@@ -18,7 +18,7 @@ from torch import Tensor
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner.lora import without_dropout
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch, collate
-from turnwise_grpo_trainer.learner.models import SEGMENTS, SEGMENTS_OR_SDPA, forward_inputs
+from turnwise_grpo_trainer.learner.models import SEGMENTS, SEGMENTS_OR_SDPA, run_model
 from turnwise_grpo_trainer.learner.passes import Sharing
 from turnwise_grpo_trainer.learner.prefix_forests import collate_forest
 from turnwise_grpo_trainer.objective.rows import TokenRows
@@ -52,6 +52,8 @@ def find_obstacle(config: TrainConfig, model: Any) -> str | None:
     """Return why a model cannot compute forests; None if it can."""
     if config.lora is not None and config.lora.dropout > 0:
         return "train.lora.dropout draws its own numbers for each row"
+    if hasattr(model.config, "vision_config"):
+        return "the model reads pictures, whose positions have three axes"
     kind, text = _attention_of(model), model.config.get_text_config()
     if kind not in (*_DENSE, SEGMENTS, SEGMENTS_OR_SDPA):
         return f"train.policy.attn_implementation={kind} takes no mask of a forest"
@@ -98,7 +100,7 @@ def _compare_small_forest(model: Any) -> str | None:
 
 def _logits_by_token(model: Any, micro: MicroBatch) -> Tensor:
     """Return (M, V) logits in the order of the tokens that they predict."""
-    logits = model(**forward_inputs(model, micro), logits_to_keep=micro.keep).logits
+    logits = run_model(model, micro, logits_to_keep=micro.keep).logits
     ordered: Tensor = logits[micro.predictors[0], micro.predictors[1]][torch.argsort(micro.tokens)].double()
     return ordered
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from turnwise import RolloutBatch
 from turnwise.record.columns import NO_VERSION
+from turnwise_grpo_trainer.objective.row_pictures import PictureRows
 
 _INDEX_COLUMNS = ("input_ids", "position_ids")
 _LAYOUT = ("block_start", "path_start")
@@ -34,11 +35,13 @@ class TokenRows:
         bounds: B + 1 offsets.
         forward_columns: names of the columns that the model's forward pass reads. Rows share a prefix only where all of
             them are equal. A model that replays the experts of the rollout adds theirs, (N, ...) integers.
+        pictures: of a vision-language model; None for another.
     """
 
     columns: Mapping[str, Tensor]
     bounds: tuple[int, ...]
     forward_columns: tuple[str, ...] = FORWARD_COLUMNS
+    pictures: PictureRows | None = None
 
     @classmethod
     def from_batch(cls, batch: RolloutBatch, loss_mask: Tensor) -> TokenRows:
@@ -81,6 +84,13 @@ class TokenRows:
         return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
 
     @property
+    def sizes(self) -> list[int]:
+        """What each row computes besides pads: its tokens, and the patches of its pictures."""
+        if self.pictures is None:
+            return self.lengths
+        return [length + patches for length, patches in zip(self.lengths, self.pictures.num_patches, strict=True)]
+
+    @property
     def targets(self) -> Tensor:
         """(M,) int64: the positions of the tokens in the loss, ascending."""
         return self.columns["loss_mask"].nonzero().squeeze(1)
@@ -116,9 +126,9 @@ class TokenRows:
         bounds = [0]
         for start, stop in spans:
             bounds.append(bounds[-1] + stop - start)
-        return evolve(
-            self, columns={name: column[index] for name, column in self.columns.items()}, bounds=tuple(bounds)
-        )
+        columns = {name: column[index] for name, column in self.columns.items()}
+        pictures = None if self.pictures is None else self.pictures.select(rows)
+        return evolve(self, columns=columns, bounds=tuple(bounds), pictures=pictures)
 
 
 def unpad(batch: RolloutBatch, values: Tensor, fill: float = 0) -> Tensor:

@@ -1,0 +1,80 @@
+"""Adds pictures to rows: their places, and positions in time, height and width."""
+
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from turnwise.errors import DataError
+from turnwise_engine_support.pictures import PictureReader, axis_positions
+from turnwise_grpo_trainer.objective.row_pictures import PictureRows, Pictures
+from turnwise_grpo_trainer.objective.rows import TokenRows
+
+AXIS_SHIFT: Final = "axis_shift"
+"""Name of the (N, 3) int64 column of a vision-language model: what its positions are beyond `position_ids`."""
+IS_PICTURE: Final = "is_picture"
+"""Name of the (N,) int64 column of a vision-language model: 1 on placeholders of pictures."""
+
+
+def add_pictures(rows: TokenRows, pictures: Pictures | None, reader: PictureReader | None, model: Any) -> TokenRows:
+    """
+    Return rows as the model reads them: those of a vision-language model have positions on three axes.
+
+    Args:
+        rows: B rows.
+        pictures: of each row; None if all are text.
+        reader: of the model; None for a model without pictures.
+        model: the model to train, whose positions they get.
+
+    Raises:
+        DataError: a picture that the reader refuses, any picture without a reader, or a row with parallel paths and a
+            picture.
+    """
+    pictures = pictures if pictures is not None else [()] * len(rows)
+    if reader is None:
+        if any(pictures):
+            raise DataError("the batch has pictures, which the model to train does not read")
+        return rows
+    if len(pictures) != len(rows):
+        raise DataError(f"{len(rows)} rows, but pictures of {len(pictures)}")
+    shift = torch.zeros(rows.num_tokens, 3, dtype=torch.int64)
+    mask = torch.zeros(rows.num_tokens, dtype=torch.int64)
+    num_patches = []
+    for row, places in enumerate(pictures):
+        start, stop = rows.bounds[row], rows.bounds[row + 1]
+        if places and bool(rows["path_start"][start:stop].any()):
+            raise DataError(f"row {row} has parallel paths and a picture, whose positions are not defined")
+        arrays = reader.read(rows["input_ids"][start:stop].int().numpy(), places)
+        num_patches.append(sum(len(each.pixel_values) for each in arrays))
+        if places:
+            axes = torch.from_numpy(axis_positions(model, stop - start, places, arrays)).T
+            shift[start:stop] = axes - rows["position_ids"][start:stop, None]
+        for place in places:
+            mask[start + place.start : start + place.stop] = 1
+    columns = rows.with_columns(**{AXIS_SHIFT: shift, IS_PICTURE: mask})
+    return evolve(columns, pictures=PictureRows(tuple(map(tuple, pictures)), tuple(num_patches), reader))
+
+
+def picture_inputs(rows: TokenRows, positions: Tensor, scatter: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """
+    Return the fields of a micro-batch that only vision-language models have; none for another model.
+
+    Args:
+        rows: of the micro-batch, in its order.
+        positions: (b, L) of the micro-batch.
+        scatter: puts (N,) values of tokens into (b, L) columns, 0 on pads.
+    """
+    if AXIS_SHIFT not in rows.columns:
+        return {}
+    axes = positions + torch.stack([scatter(shift) for shift in rows[AXIS_SHIFT].unbind(1)])
+    arrays = None if rows.pictures is None else rows.pictures.arrays()
+    if arrays is None:
+        return {"axes": axes}
+    pixels, grids = arrays
+    return {"axes": axes, "is_picture": scatter(rows[IS_PICTURE]).bool(), "pixel_values": pixels, "grids": grids}

@@ -2,16 +2,37 @@
 Images in a context: runs of placeholder tokens, and the picture of each run.
 
 A picture is named by the hash of its encoded bytes. These are kept as they came and never encoded again, so the
-processor of a trainer computes the same pixels as the engine's. Nothing here decodes a picture.
+processor of a trainer computes the same pixels as the engine's. Nothing here decodes a picture. A process holds the
+bytes of a picture once, however many records, requests and results refer to them.
+
+Messages hold pictures as OpenAI's do: a part of the content is
+``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+from weakref import WeakValueDictionary
 
 from attrs import Attribute, field, frozen
 
 from turnwise.arrays import TokenArray, as_token_array
+from turnwise.errors import DataError
+
+SUFFIXES: Final[Mapping[str, str]] = {
+    "image/png": ".png",
+    "image/jpeg": ".jpg",
+    "image/webp": ".webp",
+    "image/gif": ".gif",
+    "image/bmp": ".bmp",
+}
+"""Endings of the names of files, by media type: the types that messages may have."""
+MAX_PICTURE_BYTES: Final = 20 << 20
+"""Largest encoded picture of a message, as in OpenAI's interface."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -33,6 +54,91 @@ class Picture:
     def _hash(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
 
+    @property
+    def file_name(self) -> str:
+        """Name of its file in a folder of results: the key and the usual ending of its type."""
+        return self.key + SUFFIXES.get(self.media_type, ".bin")
+
+    def __reduce__(self) -> tuple[Callable[[bytes, str], Picture], tuple[bytes, str]]:
+        """Pickle so that the receiving process holds the bytes once, too."""
+        return find_picture, (self.data, self.media_type)
+
+
+_HELD: WeakValueDictionary[tuple[str, str], Picture] = WeakValueDictionary()
+
+
+def hold_once(picture: Picture) -> Picture:
+    """Return the equal picture that the process holds already, or else this one, which it holds from now on."""
+    return _HELD.setdefault((picture.key, picture.media_type), picture)
+
+
+def find_picture(data: bytes, media_type: str) -> Picture:
+    """Return the picture of some bytes; the process holds them once."""
+    return hold_once(Picture(data=data, media_type=media_type))
+
+
+def read_picture(data: bytes, name: str = "a picture") -> Picture:
+    """
+    Return the picture of the bytes of a file, whose type its first bytes tell.
+
+    Raises:
+        DataError: the file is empty, too large, or of no known type; the text begins with `name`.
+    """
+    if not data:
+        raise DataError(f"{name} is empty")
+    if len(data) > MAX_PICTURE_BYTES:
+        raise DataError(f"{name} has {len(data)} bytes, more than {MAX_PICTURE_BYTES}")
+    for media_type, (offset, signature) in _SIGNATURES.items():
+        if data.startswith(signature, offset) and (media_type != "image/webp" or data.startswith(b"RIFF")):
+            return find_picture(data, media_type)
+    raise DataError(f"{name} is of no known type; known are {', '.join(SUFFIXES)}")
+
+
+_SIGNATURES: Final[Mapping[str, tuple[int, bytes]]] = {
+    "image/png": (0, b"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": (0, b"\xff\xd8\xff"),
+    "image/webp": (8, b"WEBP"),
+    "image/gif": (0, b"GIF8"),
+    "image/bmp": (0, b"BM"),
+}
+
+
+def picture_part(picture: Picture) -> dict[str, object]:
+    """Return a picture as a part of the content of a message."""
+    url = f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode('ascii')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def is_picture_part(part: object) -> bool:
+    """Return whether a part of a content has the form of a picture, in any of the forms in use."""
+    return isinstance(part, Mapping) and part.get("type") in ("image_url", "image")
+
+
+def read_picture_part(part: object) -> Picture:
+    """
+    Return the picture of a part of the content of a message. Nothing is read from a network or a file.
+
+    Raises:
+        DataError: it has no `data:` URL in base64, or `read_picture` refuses its bytes.
+    """
+    held = part.get("image_url") if isinstance(part, Mapping) and part.get("type") == "image_url" else None
+    url = held.get("url") if isinstance(held, Mapping) else held
+    if not isinstance(url, str):
+        raise DataError('a picture of a message needs the form {"type": "image_url", "image_url": {"url": "data:..."}}')
+    head, comma, text = url.partition(",")
+    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
+        shown = head[:60] if head.startswith("data:") else url[:60]
+        raise DataError(
+            f"a picture of a message is the URL {shown!r}; only data: URLs in base64 are taken, none is fetched"
+        )
+    if len(text) > 4 * (MAX_PICTURE_BYTES // 3 + 1):
+        raise DataError(f"a picture of a message has more than {MAX_PICTURE_BYTES} bytes")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"a picture of a message is no base64: {error}") from None
+    return read_picture(data, "a picture of a message")
+
 
 @frozen(kw_only=True, eq=False)
 class PlacedPicture:
@@ -47,7 +153,7 @@ class PlacedPicture:
 
     start: int
     num_tokens: int = field()
-    picture: Picture
+    picture: Picture = field(converter=hold_once)
 
     @num_tokens.validator
     def _check_tokens(self, _attribute: Attribute[int], num_tokens: int) -> None:
@@ -58,6 +164,10 @@ class PlacedPicture:
     def stop(self) -> int:
         """Index after its last placeholder."""
         return self.start + self.num_tokens
+
+
+def _as_tuple(pictures: Iterable[PlacedPicture]) -> tuple[PlacedPicture, ...]:
+    return tuple(pictures)
 
 
 @frozen(kw_only=True, eq=False)
@@ -74,7 +184,7 @@ class MediaTokens:
     """
 
     token_ids: TokenArray = field(converter=as_token_array)
-    pictures: tuple[PlacedPicture, ...] = field(converter=tuple)
+    pictures: tuple[PlacedPicture, ...] = field(converter=_as_tuple)
 
     @pictures.validator
     def _check_places(self, _attribute: Attribute[object], pictures: tuple[PlacedPicture, ...]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
 from turnwise.record.columns import NO_VERSION
-from turnwise.types import Status
+from turnwise.types import PlacedPicture, Status
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +84,7 @@ class BatchRow:
         trajectory_index: number of the row within its episode, from 0; -1 for an episode without a trajectory.
         objective: how a record with blocks was sampled, see `turnwise.layout.Objective`; empty for other records.
         metrics: `EpisodeMetrics.extra` of the episode; all rows of an episode have the same.
+        pictures: of the row's record, with their places among its tokens, prompt and response; no file has them.
     """
 
     uid: str
@@ -97,10 +98,11 @@ class BatchRow:
     trajectory_index: int
     objective: str = ""
     metrics: Mapping[str, float] = field(factory=dict)
+    pictures: tuple[PlacedPicture, ...] = ()
 
 
-ROW_NAMES: Final = tuple(attribute.name for attribute in fields(BatchRow))
-"""The attributes of a `BatchRow`."""
+ROW_NAMES: Final = tuple(attribute.name for attribute in fields(BatchRow) if attribute.name != "pictures")
+"""The attributes of a `BatchRow` that are plain values."""
 
 
 @frozen(kw_only=True, eq=False, repr=False)

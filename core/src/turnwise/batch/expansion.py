@@ -16,6 +16,7 @@ import numpy as np
 from attrs import frozen
 
 from turnwise.record.columns import Origin, Segment
+from turnwise.record.pictures import cut_out
 from turnwise.record.result import token_scores
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Array, Score, TokenScore, TrajectoryScore
@@ -58,7 +59,8 @@ def _rows(segments: Sequence[Segment]) -> Iterator[_Row]:
 
 
 def _flat(trajectory: Trajectory, row: _Row) -> Trajectory:
-    flat, prompt = Trajectory(trajectory.prompt_ids), trajectory.num_prompt_tokens
+    prompt = trajectory.num_prompt_tokens
+    flat = Trajectory(cut_out(trajectory, 0, prompt))
     for segment in row.segments:
         ids = trajectory.input_ids[segment.start : segment.stop]
         if segment.origin.is_turn and segment.start in row.trained:
@@ -68,7 +70,7 @@ def _flat(trajectory: Trajectory, row: _Row) -> Trajectory:
         elif segment.origin is Origin.FORCED:
             flat.add_forced(ids)
         else:
-            flat.add_observation(ids)
+            flat.add_observation(cut_out(trajectory, segment.start, segment.stop))
     for name, spec in trajectory.columns.items():
         flat = flat.with_column(spec, _column_of(trajectory, name, row))
     return flat

@@ -215,6 +215,7 @@ def _row(source: _Source) -> BatchRow:
         trajectory_index=source.index,
         objective=source.objective,
         metrics={name: float(value) for name, value in result.metrics.extra.items()},
+        pictures=source.trajectory.pictures,
     )
 
 

@@ -39,6 +39,7 @@ from turnwise.record.limit import ReachedLimit, Room
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.open_columns import add_turn
 from turnwise.record.outside_call import OutsideCall
+from turnwise.record.pictures import take_pictures
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
@@ -49,6 +50,7 @@ from turnwise.types import (
     GenerateRequest,
     GenerateResult,
     Grammar,
+    MediaTokens,
     Message,
     Reply,
     SamplingParams,
@@ -68,13 +70,11 @@ class LiveEpisode:
     The core's `turnwise.protocols.Episode`.
 
     Attributes:
-        spec: which episode.
-        limits: its limits.
+        spec, limits: which episode, and its limits.
         context: parts that it shares with other episodes.
         key: name of this attempt, unique in all processes; the ids of its requests and records start with it.
         state: state of the agent.
-        messages: the conversation as text.
-        memory: the agent's notes, JSON values.
+        messages, memory: the conversation as text, and the agent's notes, JSON values.
         counters: totals for the metrics.
         last_finish: finish reason of the last turn.
         reached: the limit that ended the last turn, or that the agent noted; None when there is none.
@@ -83,9 +83,8 @@ class LiveEpisode:
         tools: its tool sessions; None in a run without tools. The driver sets it.
         waits: its waits for plugin code.
         user: its session of the simulated user; None in a run without one.
-        records: its records.
+        records, events: its records, and what emits its events.
         timer: its deadlines and requests in flight.
-        events: emits its events.
         capabilities: of the engine.
     """
 
@@ -183,7 +182,7 @@ class LiveEpisode:
     def remaining(self, record: TokenRecord) -> int:
         return self.records.remaining(record)
 
-    def begin(self, prompt_ids: TokenArray, *, seed_name: str = "") -> Trajectory:
+    def begin(self, prompt_ids: TokenArray | MediaTokens, *, seed_name: str = "") -> Trajectory:
         return self.records.open(Trajectory(apply_prompt_policy(prompt_ids, self.task, self.limits)), seed_name)
 
     def branch(self, record: Trajectory, mark: Mark, *, seed_name: str = "") -> Trajectory:
@@ -244,7 +243,7 @@ class LiveEpisode:
             raise TrajectoryError("the result was not sampled for this record, or the record has changed since")
         self._append(target, turn)
 
-    def observe(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
+    def observe(self, token_ids: TokenArray | MediaTokens, *, record: TokenRecord | None = None) -> None:
         target = self.records.resolve(record)
         # At least one token of the model must fit behind an observation, or the record would end with it.
         self.records.check_room(target, "observation", len(token_ids), spare=1)
@@ -365,6 +364,7 @@ class LiveEpisode:
             trajectory_id=name_record(self.key, position),
             group_id=self.spec.task.uid,
             token_ids=record.input_ids,
+            pictures=take_pictures(record, self.capabilities),
             sampling=sampling,
             layout=record.layout if forked and self.objective is Objective.EXACT else None,
             on_tokens=turn.on_tokens,

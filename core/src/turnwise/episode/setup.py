@@ -13,8 +13,9 @@ from turnwise.layout import Objective
 from turnwise.options import Deadlines, PromptPolicy
 from turnwise.protocols import Interaction
 from turnwise.record.column_specs import ColumnSpec
+from turnwise.record.pictures import first_tokens, last_tokens
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import Capabilities, GenerateRequest, GenerateResult, Task, TokenArray
+from turnwise.types import Capabilities, GenerateRequest, GenerateResult, MediaTokens, Task, TokenArray
 
 
 @frozen(kw_only=True)
@@ -76,16 +77,16 @@ class EpisodeContext:
     columns: Mapping[str, ColumnSpec] = field(factory=dict)
 
 
-def apply_prompt_policy(prompt_ids: TokenArray, task: Task, limits: Limits) -> TokenArray:
+def apply_prompt_policy(prompt_ids: TokenArray | MediaTokens, task: Task, limits: Limits) -> TokenArray | MediaTokens:
     """Return a prompt that fits `prompt_length`; `PromptTooLongError` if the policy does not shorten a longer one."""
     limit = limits.prompt_length
     if len(prompt_ids) <= limit:
         return prompt_ids
-    # By tokens, so the template's own tokens at that end are lost as well.
+    # By tokens, so the template's own tokens at that end are lost as well. A picture stays whole, or is lost whole.
     if limits.prompt_policy == "truncate_left":
-        return prompt_ids[len(prompt_ids) - limit :]
+        return last_tokens(prompt_ids, limit)
     if limits.prompt_policy == "truncate_right":
-        return prompt_ids[:limit]
+        return first_tokens(prompt_ids, limit)
     raise PromptTooLongError(
         f"prompt of task {task.uid!r} (row {task.sample_index}) has {len(prompt_ids)} tokens, "
         f"more than prompt_length={limit}; raise it, or set data.prompt_policy to drop, truncate_left or "

@@ -13,6 +13,7 @@ from turnwise.record.trajectory import Mark, Trajectory
 from turnwise.types import (
     Capabilities,
     GenerateResult,
+    MediaTokens,
     Message,
     Reply,
     SamplingParams,
@@ -105,12 +106,13 @@ class Episode(Protocol):
     def remaining(self, record: TokenRecord) -> int:
         """Return the response tokens that still fit in a record; open paths count."""
 
-    def begin(self, prompt_ids: TokenArray, *, seed_name: str = "") -> Trajectory:
+    def begin(self, prompt_ids: TokenArray | MediaTokens, *, seed_name: str = "") -> Trajectory:
         """
         Open a record and return it; earlier ones stay open.
 
         Args:
-            prompt_ids: (P,) ids; the prompt policy decides when they are more than `prompt_length`.
+            prompt_ids: (P,) ids, perhaps with pictures; the prompt policy decides when they are more than
+                `prompt_length`.
             seed_name: replaces the number of the record in the seeds of its turns, so that the results of
                 conversations do not depend on the order in which they start. Named records do not count in the
                 numbers of the others.
@@ -228,8 +230,8 @@ class Episode(Protocol):
     def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
         """Append a result of `sample`; `TrajectoryError` for another record, or one that has changed since."""
 
-    def observe(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
-        """Append an observation; `BudgetExhausted` when no token of the model would fit after it."""
+    def observe(self, token_ids: TokenArray | MediaTokens, *, record: TokenRecord | None = None) -> None:
+        """Append an observation, perhaps with pictures; `BudgetExhausted` if no token of the model fits after it."""
 
     def force(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
         """Append forced tokens; `BudgetExhausted` when they do not fit."""

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from turnwise.errors import TrajectoryError
 from turnwise.record.column_specs import CORE_COLUMNS, ColumnSpec
 from turnwise.record.column_specs import NO_VERSION as NO_VERSION
-from turnwise.types import Array, FloatArray, TokenArray, as_float_array, as_token_array
+from turnwise.record.pictures import Pictures, shifted, split_media
+from turnwise.types import Array, FloatArray, MediaTokens, TokenArray, as_float_array, as_token_array
 
 DTYPES: Final[Mapping[str, DTypeLike]] = {name: spec.dtype for name, spec in CORE_COLUMNS.items()}
 _SPARE_ROWS: Final = 64
@@ -198,11 +199,12 @@ class Segment:
 class TokenRecord:
     """The common part of a trajectory and a path: three ways to append, and nothing to set."""
 
-    __slots__ = ("_columns", "_next_position", "_segments")
+    __slots__ = ("_columns", "_next_position", "_pictures", "_segments")
 
     def __init__(self, next_position: int) -> None:
         self._columns = TokenColumns()
         self._segments: list[Segment] = []
+        self._pictures: Pictures = ()
         self._next_position = next_position
 
     def __len__(self) -> int:
@@ -258,9 +260,13 @@ class TokenRecord:
         open_values = self._read_columns(columns, len(ids)) if columns else {}
         self._append(origin, ids, values, _versions(weight_version, len(ids)), **open_values)
 
-    def add_observation(self, token_ids: ArrayLike) -> None:
-        """Append tokens of a tool, user or environment (mask 0): (n,) ids."""
-        self._append(Origin.OBSERVATION, as_tokens(token_ids))
+    def add_observation(self, token_ids: ArrayLike | MediaTokens) -> None:
+        """Append tokens of a tool, user or environment (mask 0): (n,) ids, perhaps with pictures."""
+        ids, pictures = split_media(token_ids)
+        start = len(self)
+        self._append(Origin.OBSERVATION, as_tokens(ids))
+        if pictures:
+            self._pictures += shifted(pictures, start)
 
     def add_forced(self, token_ids: ArrayLike) -> None:
         """Append tokens that the harness inserts into the model's turn (mask 0): (n,) ids."""

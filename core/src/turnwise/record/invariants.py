@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from turnwise.errors import InvariantError
 from turnwise.record.columns import NO_VERSION, Origin, Segment, is_in_turn, is_sampled
 from turnwise.record.lineage import RecordLineage
+from turnwise.record.pictures import places
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import GenerateResult, TokenArray
 
@@ -35,6 +36,8 @@ def check_trajectory(trajectory: Trajectory) -> None:
     _check_segments(trajectory)
     _check_actions(trajectory)
     _check_layout(trajectory)
+    if trajectory.pictures:
+        _check_pictures(trajectory)
 
 
 def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
@@ -94,6 +97,7 @@ def check_lineage(trajectories: Sequence[Trajectory], lineage: Sequence[RecordLi
             np.array_equal(trajectory.input_ids[shared], parent.input_ids[shared]),
             np.array_equal(trajectory.logprobs[response], parent.logprobs[response]),
             np.array_equal(trajectory.weight_versions[response], parent.weight_versions[response]),
+            _places_before(trajectory, shared.stop) == _places_before(parent, shared.stop),
         ]
         if not all(equal) or is_in_turn(trajectory.origins[response]).any():
             raise InvariantError(f"record {number} does not replay the tokens that it shares with record {line.parent}")
@@ -147,6 +151,20 @@ def _check_actions(trajectory: Trajectory) -> None:
         raise InvariantError("a token that was not sampled has a log-probability")
     if 1 in ((trajectory.weight_versions >= 0) != sampled).tobytes():
         raise InvariantError(f"weight versions must be >= 0 on sampled tokens and {NO_VERSION} elsewhere")
+
+
+def _check_pictures(trajectory: Trajectory) -> None:
+    """Each picture lies whole in the prompt or in one observation, and no other one overlaps it."""
+    observed = [(s.start, s.stop) for s in trajectory.segments if s.origin is Origin.OBSERVATION]
+    spans, last = [(0, trajectory.num_prompt_tokens), *observed], 0
+    for each in trajectory.pictures:
+        if each.start < last or not any(start <= each.start and each.stop <= stop for start, stop in spans):
+            raise InvariantError(f"the picture of tokens {each.start}:{each.stop} is not whole in one observation")
+        last = each.stop
+
+
+def _places_before(trajectory: Trajectory, stop: int) -> list[tuple[object, ...]]:
+    return places(tuple(each for each in trajectory.pictures if each.start < stop))
 
 
 def _check_layout(trajectory: Trajectory) -> None:

@@ -27,8 +27,9 @@ from turnwise.layout import Layout
 from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, is_in_turn
 from turnwise.record.open_columns import empty_replayed, put_column, restore_open, save_open
+from turnwise.record.pictures import Pictures, before, read_pictures, shifted, split_media, whole_before
 from turnwise.record.views import RecordViews
-from turnwise.types import Array, TokenArray
+from turnwise.types import Array, MediaTokens, TokenArray
 
 
 class Mark(NamedTuple):
@@ -69,6 +70,11 @@ class Path(TokenRecord):
         return np.concatenate([self._trajectory.input_ids, self._columns.view("token_ids")])
 
     @property
+    def pictures(self) -> Pictures:
+        """The pictures that the path sees, with their places in `input_ids`."""
+        return self._trajectory.pictures + shifted(self._pictures, len(self._trajectory))
+
+    @property
     def position_ids(self) -> TokenArray:
         """(T + n,) the positions of `input_ids`."""
         return np.concatenate([self._trajectory.position_ids, self._columns.view("position_ids")])
@@ -97,7 +103,8 @@ class Path(TokenRecord):
 
     def _saved(self, num_tokens: int) -> dict[str, Any]:
         own = {name: self._columns.view(name)[:num_tokens].copy() for name in _OWN}
-        return own | save_open(self._columns, num_tokens) | {"segments": _plain(self._segments, num_tokens)}
+        own |= save_open(self._columns, num_tokens) | {"segments": _plain(self._segments, num_tokens)}
+        return own | ({"pictures": pictures} if (pictures := before(self._pictures, num_tokens)) else {})
 
     def _restore(self, saved: dict[str, Any]) -> None:
         ids, logprobs, versions = (np.asarray(saved[name]) for name in _OWN)
@@ -106,6 +113,7 @@ class Path(TokenRecord):
             self._append(Origin(origin), as_tokens(ids[piece]), logprobs[piece], versions[piece])
         for spec, values in restore_open(saved, len(self)):
             self._columns.put(spec, 0, values)
+        self._pictures = read_pictures(saved.get("pictures", ()), self.own_ids)
 
 
 class Trajectory(RecordViews):
@@ -122,13 +130,15 @@ class Trajectory(RecordViews):
 
     __slots__ = ("_is_closed", "_num_blocks", "_open_paths")
 
-    def __init__(self, prompt_ids: ArrayLike) -> None:
-        """Start a record with (P,) prompt ids; P may be 0."""
-        ids = as_tokens(prompt_ids)
+    def __init__(self, prompt_ids: ArrayLike | MediaTokens) -> None:
+        """Start a record with (P,) prompt ids, perhaps with pictures; P may be 0."""
+        given, pictures = split_media(prompt_ids)
+        ids = as_tokens(given)
         super().__init__(next_position=len(ids))
         self._num_blocks = 0
         self._open_paths: tuple[Path, ...] = ()
         self._is_closed = False
+        self._pictures = pictures
         self.num_prompt_tokens = len(ids)
         self._columns = TokenColumns({"token_ids": ids.copy()})
 
@@ -153,11 +163,6 @@ class Trajectory(RecordViews):
                 start = runs.pop()[1] if follows else segment.start
                 runs.append((int(self.block_start[start]), start, segment.stop))
         return Layout(tuple(runs))
-
-    def visible(self, query: int, key: int) -> bool:
-        """Return whether the token at absolute index `query` sees the one at `key`."""
-        block_start, path_start = self.block_start[query], self.path_start[query]
-        return bool(key <= query and (key < block_start or key >= path_start))
 
     # Forks
 
@@ -207,6 +212,7 @@ class Trajectory(RecordViews):
         self._columns.extend(
             len(own), block_start=block_start, path_start=start, **{name: own.view(name) for name in shared}
         )
+        self._pictures += shifted(path._pictures, start)  # noqa: SLF001 - as above
         self._segments += [
             Segment(s.origin, s.start + start, s.stop + start, self._num_blocks, path.index) for s in path.segments
         ]
@@ -237,22 +243,11 @@ class Trajectory(RecordViews):
 
     # Derived records
 
-    def turns(self) -> tuple[tuple[int, int], ...]:
-        """Return (start, stop) absolute indices of the turns: unbroken runs of tokens sampled here, in one path."""
-        turns: list[tuple[int, int]] = []
-        place = (-1, -1)
-        for segment in self._segments:
-            if segment.origin.is_turn:
-                before, place = place, (segment.block, segment.path)
-                follows = turns and turns[-1][1] == segment.start and place == before
-                turns.append((turns.pop()[0] if follows else segment.start, segment.stop))
-        return tuple(turns)
-
     def truncated(self, response_budget: int) -> Trajectory:
         """
         Return a new record with at most the first `response_budget` response tokens.
 
-        A cut inside a block keeps the isolation of the paths that remain.
+        A cut inside a block keeps the isolation of the paths that remain. A cut inside a picture leaves it out.
 
         Raises:
             TrajectoryError: the budget is negative, or a block is open.
@@ -260,7 +255,7 @@ class Trajectory(RecordViews):
         self._check_joined()
         if response_budget < 0:
             raise TrajectoryError(f"response_budget must be at least 0, not {response_budget}")
-        stop = min(len(self._columns), self.num_prompt_tokens + response_budget)
+        stop = whole_before(self._pictures, min(len(self._columns), self.num_prompt_tokens + response_budget))
         kept = [evolve(s, stop=min(s.stop, stop)) for s in self._segments if s.start < stop]
         return self._with(self._copied(stop), kept)
 
@@ -306,7 +301,8 @@ class Trajectory(RecordViews):
         self, columns: dict[str, Any], segments: list[Segment], specs: Iterable[ColumnSpec] | None = None
     ) -> Trajectory:
         kept = self._columns.open.values() if specs is None else specs
-        return Trajectory.from_columns(columns, segments, self.num_prompt_tokens, kept)
+        pictures = before(self._pictures, len(columns["token_ids"]))
+        return Trajectory.from_columns(columns, segments, self.num_prompt_tokens, kept, pictures)
 
     # Saving, also with a block open
 
@@ -327,6 +323,8 @@ class Trajectory(RecordViews):
         saved |= save_open(self._columns, mark.num_tokens)
         saved["num_prompt_tokens"] = self.num_prompt_tokens
         saved["segments"] = _plain(self._segments, mark.num_tokens)
+        if pictures := before(self._pictures, mark.num_tokens):
+            saved["pictures"] = pictures
         if mark.paths:
             saved["open_paths"] = [path._saved(size) for path, size in mark.paths]  # noqa: SLF001 - one idea
         return saved
@@ -349,7 +347,8 @@ class Trajectory(RecordViews):
         columns |= {spec.name: values for spec, values in found}
         segments = [Segment(Origin(origin), *rest) for origin, *rest in saved["segments"]]
         specs = [spec for spec, _values in found]
-        trajectory = cls.from_columns(columns, segments, int(saved["num_prompt_tokens"]), specs)
+        pictures = read_pictures(saved.get("pictures", ()), columns["token_ids"])
+        trajectory = cls.from_columns(columns, segments, int(saved["num_prompt_tokens"]), specs, pictures)
         if open_paths := saved.get("open_paths"):
             for path, own in zip(trajectory.fork(len(open_paths)), open_paths, strict=True):
                 path._restore(own)  # noqa: SLF001 - the record and its paths are one idea in two classes
@@ -362,16 +361,18 @@ class Trajectory(RecordViews):
         segments: list[Segment],
         num_prompt_tokens: int,
         specs: Iterable[ColumnSpec] = (),
+        pictures: Pictures = (),
     ) -> Trajectory:
         """
         Return a record of (T,) arrays, by the names and of the types in `columns.DTYPES`, with no block open.
 
         `TokenColumns` says which may be shorter or missing. The record keeps the arrays, so the caller must not write
-        to them. `specs` declare the other arrays. Nothing is checked.
+        to them. `specs` declare the other arrays. Nothing is checked, the places of pictures neither.
         """
         trajectory = cls(())
         trajectory.num_prompt_tokens = num_prompt_tokens
         trajectory._columns, trajectory._segments = TokenColumns(columns, specs), segments
+        trajectory._pictures = pictures
         trajectory._num_blocks = 1 + max([s.block for s in segments], default=-1)
         # Nothing is left open, so the next token sees every token before it. Without blocks, positions count tokens.
         positions = columns.get("position_ids")

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.columns import Origin, TokenRecord
+from turnwise.record.pictures import Pictures
 from turnwise.types import Array, FloatArray, TokenArray
 
 
@@ -38,6 +39,11 @@ class RecordViews(TokenRecord):
     def response_ids(self) -> TokenArray:
         """(R,) int32."""
         return self._columns.view("token_ids", self.num_prompt_tokens)
+
+    @property
+    def pictures(self) -> Pictures:
+        """The pictures of the record, with their places in `input_ids`."""
+        return self._pictures
 
     @property
     def response_mask(self) -> NDArray[np.uint8]:
@@ -75,6 +81,17 @@ class RecordViews(TokenRecord):
     def _first_response(self) -> int:
         return self.num_prompt_tokens
 
+    def turns(self) -> tuple[tuple[int, int], ...]:
+        """Return (start, stop) absolute indices of the turns: unbroken runs of tokens sampled here, in one path."""
+        turns: list[tuple[int, int]] = []
+        place = (-1, -1)
+        for segment in self._segments:
+            if segment.origin.is_turn:
+                before, place = place, (segment.block, segment.path)
+                follows = turns and turns[-1][1] == segment.start and place == before
+                turns.append((turns.pop()[0] if follows else segment.start, segment.stop))
+        return tuple(turns)
+
     # The layout
 
     @property
@@ -91,3 +108,8 @@ class RecordViews(TokenRecord):
     def path_start(self) -> TokenArray:
         """(T,) int32: absolute index at which the token's own path starts; 0 outside blocks."""
         return self._columns.view("path_start")
+
+    def visible(self, query: int, key: int) -> bool:
+        """Return whether the token at absolute index `query` sees the one at `key`."""
+        block_start, path_start = self.block_start[query], self.path_start[query]
+        return bool(key <= query and (key < block_start or key >= path_start))

@@ -90,8 +90,8 @@ def _concatenate(pieces: Sequence[NDArray[Any]], dtype: DTypeLike) -> NDArray[An
 
 
 def _follows_from_segments(result: EpisodeResult, trajectory: Trajectory) -> bool:
-    """Whether all else follows from the segments; not so in a record with paths or open columns, or a broken one."""
-    others = trajectory.has_blocks or trajectory.open_paths or trajectory.columns
+    """Whether all else follows from the segments; not so with paths, open columns or pictures, or if it is broken."""
+    others = trajectory.has_blocks or trajectory.open_paths or trajectory.columns or trajectory.pictures
     return not (others or result.status is Status.FAILED)
 
 

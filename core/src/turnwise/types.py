@@ -251,12 +251,14 @@ class ToolResult:
         reward: of the call, if the tool gives rewards.
         metrics: numbers for the logs, such as counts and seconds: the sum over an episode's calls is logged.
         error: the call failed, and `text` gives the reason; the model may try again.
+        pictures: that the model sees behind the text; an episode fails where the agent or the chat takes none.
     """
 
     text: str
     reward: float | None = None
     metrics: Mapping[str, float] = field(factory=dict)
     error: bool = False
+    pictures: tuple[Picture, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, BatchRow
 from turnwise.batch.packed_arrays import PackedArrays
 from turnwise.batch.padding import Widths
 from turnwise.files import atomic_write, raise_disk_error
+from turnwise_result_files.media import MediaFolder
 
 METADATA_KEY: Final = "turnwise.packed_batch"
 BATCH_VERSION: Final = 2
@@ -41,11 +42,20 @@ def save_arrays(arrays: PackedArrays, path: str | Path, *, pad_token_id: int, **
         "rows": rows,
         "field_alignment": dict(arrays.field_alignment),
         "field_fills": dict(arrays.field_fills),
+        **picture_metadata(arrays.rows, path),
     }
     columns = arrays.columns.items()
     tensors = {name: values for name, values in columns if values.any() or not COLUMNS[name].is_index}
     tensors |= {"cu_seqlens": arrays.cu_seqlens, "prompt_lens": arrays.prompt_lens, **arrays.fields}
     write_batch_file(tensors, path, metadata, save_file)
+
+
+def picture_metadata(rows: Sequence[BatchRow], path: str | Path) -> dict[str, Any]:
+    """Return the places of the pictures of rows, which are written to `media` beside a file; nothing without any."""
+    if not any(row.pictures for row in rows):
+        return {}
+    media = MediaFolder(Path(path).parent)
+    return {"pictures": [media.put_places(row.pictures) for row in rows]}
 
 
 def write_batch_file(

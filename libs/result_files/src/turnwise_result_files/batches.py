@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import numpy as np
+from attrs import evolve
 
 from turnwise import PackedBatch, RolloutBatch
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, BatchRow, Column
 from turnwise.batch.packed_batch import no_layout
 from turnwise.batch.padding import Widths
 from turnwise.errors import DataError, PluginError
-from turnwise_result_files.batch_file import BATCH_VERSION, METADATA_KEY, write_batch_file
+from turnwise_result_files.batch_file import BATCH_VERSION, METADATA_KEY, picture_metadata, write_batch_file
+from turnwise_result_files.media import MediaFolder
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -50,6 +52,7 @@ def save_batch(batch: PackedBatch | RolloutBatch, path: str | Path, **widths: Un
         "rows": {name: batch.column(name) for name in ROW_NAMES},
         "field_alignment": dict(batch.field_alignment),
         "field_fills": dict(batch.field_fills),
+        **picture_metadata(batch.rows, path),
     }
     # A batch without blocks has no layout in its file: positions count tokens.
     empty = {name for name, column in COLUMNS.items() if column.is_index and not getattr(batch, name).any()}
@@ -81,9 +84,12 @@ def to_tensordict(batch: RolloutBatch) -> TensorDict:
     Return a TensorDict of batch size (B,) with all tensors, `prompts`, `responses` and the fields, by name.
 
     The attributes of `rows` and `pad_token_id` are non-tensor data. Needs `turnwise-result-files[tensordict]`.
+    `PluginError` for a batch with pictures.
     """
     from tensordict import NonTensorStack, TensorDict
 
+    if any(row.pictures for row in batch.rows):
+        raise PluginError("a TensorDict has no place for the pictures of a batch: read them from the episodes")
     tensors = {name: getattr(batch, name) for name in (*_PADDED, "prompts", "responses")} | dict(batch.fields)
     result = TensorDict(tensors, batch_size=[len(batch)])
     for name in ROW_NAMES:
@@ -138,7 +144,7 @@ def _read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
         packed = PackedBatch(
             **columns,
             block_positions=positions,
-            rows=_make_rows(metadata["rows"], metadata["num_rows"]),
+            rows=_with_pictures(_make_rows(metadata["rows"], metadata["num_rows"]), metadata, path),
             pad_token_id=metadata["pad_token_id"],
             fields={name: tensors[name] for name in metadata["field_alignment"]},
             field_alignment=metadata["field_alignment"],
@@ -172,6 +178,15 @@ def _upgrade(metadata: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
 def _make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:
     """Make rows from columns of plain values, each with `size` of them."""
     return tuple(BatchRow(**{name: columns[name][i] for name in ROW_NAMES}) for i in range(size))
+
+
+def _with_pictures(rows: tuple[BatchRow, ...], metadata: Mapping[str, Any], path: str | Path) -> tuple[BatchRow, ...]:
+    places = metadata.get("pictures")
+    if places is None:
+        return rows
+    media = MediaFolder(Path(path).parent)
+    pairs = zip(rows, places, strict=True)
+    return tuple(evolve(row, pictures=media.get_places(each)) for row, each in pairs)
 
 
 def _check_columns(columns: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from turnwise.types import (
     TrajectoryScore,
     TurnScore,
 )
+from turnwise_result_files.media import DECLARATION, MediaFolder, open_column
 from turnwise_result_files.row_checks import check_row, parse_json
 from turnwise_result_files.row_file import plain_text
 from turnwise_result_files.row_schema import ARRAYS, ATTEMPT, COUNTS, FAULT, JSON, LIMIT, SCHEMA, SECONDS, Row
@@ -64,23 +65,27 @@ def without_odd_values(result: EpisodeResult, error: Exception) -> EpisodeResult
     )
 
 
-def rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) -> list[Row]:
-    """Return a row for each trajectory, or one for an episode without any; `DataError` if the scores do not fit."""
+def rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None, media: MediaFolder) -> list[Row]:
+    """
+    Return a row for each trajectory, or one for an episode without any; `DataError` if the scores do not fit.
+
+    The pictures are written to `media`, and the rows refer to them.
+    """
     if result.scores and len(result.scores) != len(result.trajectories):
         counts = f"{len(result.scores)} scores for {len(result.trajectories)} trajectories"
         raise DataError(f"episode {result.uid}: {counts}")
-    shared = _shared_columns(result)
+    shared = _shared_columns(result, media)
     if not result.trajectories:
         return [shared]
     scores: Sequence[Score | None] = result.scores or [None] * len(result.trajectories)
     lineage: Sequence[RecordLineage | None] = result.lineage or [None] * len(result.trajectories)
     return [
-        shared | {"trajectory_index": index} | _record_columns(record, line, decode) | _score_columns(score)
+        shared | {"trajectory_index": index} | _record_columns(record, line, decode, media) | _score_columns(score)
         for index, (record, line, score) in enumerate(zip(result.trajectories, lineage, scores, strict=True))
     ]
 
 
-def _shared_columns(result: EpisodeResult) -> Row:
+def _shared_columns(result: EpisodeResult, media: MediaFolder) -> Row:
     task, metrics = result.task, result.metrics
     fault = {f"fault_{name}": plain_text(getattr(result.fault, name)) for name in FAULT} if result.fault else {}
     limit = result.limit and asdict(evolve(result.limit, reason=plain_text(result.limit.reason)))
@@ -95,9 +100,9 @@ def _shared_columns(result: EpisodeResult) -> Row:
         **{name: plain_text(getattr(result, name)) for name in ATTEMPT},
         **fault,
         **{f"limit_{name}": value for name, value in (limit or {}).items()},
-        "messages": result.messages,
+        "messages": media.put_messages(result.messages),
         "ground_truth": task.ground_truth,
-        "task_messages": task.messages,
+        "task_messages": media.put_messages(task.messages),
         "task_agent_name": plain_text(task.agent_name),
         "task_extra": task.extra,
         **{name: getattr(metrics, name) for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")},
@@ -111,7 +116,10 @@ def _outside_columns(call: OutsideCall) -> Row:
     return {name: plain_text(value) if isinstance(value, str) else value for name, value in asdict(call).items()}
 
 
-def _record_columns(record: Trajectory, line: RecordLineage | None, decode: Callable[[TokenArray], str] | None) -> Row:
+def _record_columns(
+    record: Trajectory, line: RecordLineage | None, decode: Callable[[TokenArray], str] | None, media: MediaFolder
+) -> Row:
+    pictures = [open_column(record, media)] if record.pictures else []
     texts = {name: plain_text(getattr(line, name)) for name in ("kind", "label")} if line else {}
     return {
         "lineage": line and asdict(line) | texts,
@@ -120,7 +128,7 @@ def _record_columns(record: Trajectory, line: RecordLineage | None, decode: Call
             {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
             for s in record.segments
         ],
-        "open_columns": [_open_column(record, name) for name in record.columns] or None,
+        "open_columns": [*(_open_column(record, name) for name in record.columns), *pictures] or None,
         "prompt_text": plain_text(decode(record.prompt_ids)) if decode else None,
         "response_text": plain_text(decode(record.response_ids)) if decode else None,
     }
@@ -144,14 +152,17 @@ def _score_columns(score: Score | None) -> Row:
 # Rows to episodes
 
 
-def read_episode(row: Row) -> EpisodeResult:
-    """Return the episode of a row, without its trajectories."""
+def read_episode(row: Row, media: MediaFolder | None = None) -> EpisodeResult:
+    """Return the episode of a row, without its trajectories; without `media` its messages keep references."""
+    messages, task_messages = row["messages"], row["task_messages"]
+    if media is not None:
+        messages, task_messages = media.get_messages(messages), media.get_messages(task_messages)
     fault = Fault(**{name: row[f"fault_{name}"] for name in FAULT}) if row["fault_owner"] is not None else None
     limit = ReachedLimit(**{name: row[f"limit_{name}"] for name in LIMIT}) if row.get("limit_name") else None
     numbers = {name: row[name] for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")}
     return EpisodeResult(
         task=Task(
-            messages=tuple(row["task_messages"]),
+            messages=tuple(task_messages),
             uid=row["uid"],
             sample_index=row["sample_index"],
             agent_name=row["task_agent_name"],
@@ -165,14 +176,18 @@ def read_episode(row: Row) -> EpisodeResult:
         status=Status(row["status"]),
         fault=fault,
         limit=limit,
-        messages=tuple(row["messages"]),
+        messages=tuple(messages),
         outside_calls=tuple(OutsideCall(**call) for call in row.get("outside_calls") or ()),
         metrics=EpisodeMetrics(**numbers, replicas=tuple(row["replicas"] or ()), extra=row["metrics_extra"]),
     )
 
 
 def read_texts(rows: Sequence[Row]) -> EpisodeResult:
-    """Return the episode of its rows, whose columns of JSON are text and whose other columns are plain values."""
+    """
+    Return the episode of its rows, whose columns of JSON are text and whose other columns are plain values.
+
+    Its records have no pictures, and its messages have references to them.
+    """
     parsed = [row | {name: parse_json(name, row[name]) for name in JSON} for row in rows]
     for row in parsed:
         check_row(row)
@@ -191,16 +206,16 @@ def take_continued(results: list[EpisodeResult], row: Row) -> EpisodeResult:
     return results.pop()
 
 
-def add_trajectory(result: EpisodeResult, row: Row) -> EpisodeResult:
-    """Return an episode with the trajectory of a row, if it has one."""
+def add_trajectory(result: EpisodeResult, row: Row, media: MediaFolder | None = None) -> EpisodeResult:
+    """Return an episode with the trajectory of a row, if it has one; without `media` the record has no pictures."""
     if row["trajectory_index"] is None:
         return result
     scores = result.scores if row["score_level"] is None else (*result.scores, _score(row))
     lineage = result.lineage if row["lineage"] is None else (*result.lineage, RecordLineage(**row["lineage"]))
-    return evolve(result, trajectories=(*result.trajectories, _trajectory(row)), scores=scores, lineage=lineage)
+    return evolve(result, trajectories=(*result.trajectories, _trajectory(row, media)), scores=scores, lineage=lineage)
 
 
-def _trajectory(row: Row) -> Trajectory:
+def _trajectory(row: Row, media: MediaFolder | None) -> Trajectory:
     prompt_ids = np.asarray(row["prompt_ids"], np.int32)
     segments = [(Origin[s["origin"].upper()], s["start"], s["stop"], s["block"], s["path"]) for s in row["segments"]]
     lengths = [stop - start for _origin, start, stop, _block, _path in segments]
@@ -221,8 +236,15 @@ def _trajectory(row: Row) -> Trajectory:
         for name, values in responses.items()
     }
     layout = {name: row[name] for name in ("position_ids", "block_start", "path_start")}
-    record = Trajectory.from_dict(columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)})
-    for each in row.get("open_columns") or ():  # files of earlier versions lack it
+    saved = columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)}
+    open_columns = row.get("open_columns") or ()  # files of earlier versions lack it
+    for each in open_columns:
+        if each["declaration"] == DECLARATION and media is not None:
+            saved["pictures"] = media.get_places(json.loads(each["values"]))
+    record = Trajectory.from_dict(saved)
+    for each in open_columns:
+        if each["declaration"] == DECLARATION:
+            continue
         spec = ColumnSpec.from_dict(json.loads(each["declaration"]))
         record = record.with_column(spec, decode_column(spec, each["values"]))
     check_trajectory(record)

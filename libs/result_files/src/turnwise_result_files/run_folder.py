@@ -26,6 +26,7 @@ from turnwise.terminal import write_error
 from turnwise.types import JsonDict, Status
 from turnwise_result_files.batch_file import save_arrays
 from turnwise_result_files.folder_lock import check_replaceable, make_folder, removed_folder, writing_to
+from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.progress import Tally, progress_view
 from turnwise_result_files.resumption import (
     BATCH_FILE,
@@ -164,6 +165,7 @@ class FolderRun:
         if self.config is not None:
             for path in self._old_results():
                 path.unlink()
+            MediaFolder(self.out).remove()
             write_text(self.out / CONFIG_FILE, self.config)
             self.config = None
 

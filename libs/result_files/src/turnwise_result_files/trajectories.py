@@ -28,6 +28,7 @@ from turnwise_result_files.episode_rows import (
     take_continued,
     without_odd_values,
 )
+from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.row_file import SUFFIXES, RowFile, find_rows, read_rows
 from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA
 
@@ -63,7 +64,8 @@ class TrajectoryWriter:
 
     The file gets its name when it is closed, and replaces a file of that name; until then its name ends in `.partial`.
     An episode can be read there a second after it was written, also when this process is killed. Values in messages
-    and the like that are no JSON values are written as their text.
+    and the like that are no JSON values are written as their text. Pictures go to the folder `media` beside it, each
+    once, and the file refers to them.
 
     Example:
         >>> with TrajectoryWriter("run/trajectories.parquet", decode=tokenizer.decode) as writer:  # doctest: +SKIP
@@ -98,6 +100,7 @@ class TrajectoryWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._kind: type[RowFile] = kind
         self._decode = decode
+        self._media = MediaFolder(self._path.parent)
         self._training_step = training_step
         self._schema = SCHEMA if training_step is None else TRAINING_SCHEMA
         self._rows_per_group = rows_per_group
@@ -124,6 +127,8 @@ class TrajectoryWriter:
         """
         try:
             piece = self._encode(result, advantages)
+        except OSError:  # the disk takes no picture
+            raise
         except Exception as error:  # noqa: BLE001 - plugins may return anything; other episodes must not pay for it
             structlog.get_logger().error("episode cannot be written", episode=result.uid, reason=describe(error))
             result = without_odd_values(result, error)
@@ -140,7 +145,7 @@ class TrajectoryWriter:
         return result
 
     def _encode(self, result: EpisodeResult, advantages: Advantages | None) -> pa.Table | bytes:
-        rows = rows_of(result, self._decode)
+        rows = rows_of(result, self._decode, self._media)
         if self._training_step is not None:
             columns: Advantages = advantages or [None] * len(rows)
             shared = {"training_step": self._training_step}
@@ -237,14 +242,15 @@ def _read(file: Path) -> list[TrainedEpisode]:
     advantages: list[list[FloatArray | None]] = []
     step: int | None = None
     num_rows = 0
+    media = MediaFolder(file.parent)
     try:
         for row in read_rows(file):
             if row["trajectory_index"]:
                 episode = take_continued(results, row)
             else:
-                episode = read_episode(row)
+                episode = read_episode(row, media)
                 advantages.append([])
-            results.append(add_trajectory(episode, row))
+            results.append(add_trajectory(episode, row, media))
             step = row.get("training_step")
             if row["trajectory_index"] is not None:
                 values = row.get("advantages")

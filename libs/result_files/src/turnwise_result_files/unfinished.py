@@ -28,6 +28,7 @@ from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, T
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
 from turnwise_result_files.episode_rows import add_trajectory, read_episode, rows_of
+from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.row_file import to_json
 
 FORMAT: Final = "turnwise unfinished episodes"
@@ -40,11 +41,13 @@ def save_unfinished(path: str | Path, episodes: Iterable[UnfinishedEpisode]) -> 
     """
     Write unfinished episodes; an existing file is replaced when the new one is complete.
 
-    An episode whose notes are not JSON values is logged and written as one that has not started.
+    An episode whose notes are not JSON values is logged and written as one that has not started. Pictures go to the
+    folder `media` beside the file.
     """
+    media = MediaFolder(Path(path).parent)
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write(json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
-        file.writelines(_to_line(episode) + "\n" for episode in episodes)
+        file.writelines(_to_line(episode, media) + "\n" for episode in episodes)
 
 
 def load_unfinished(path: str | Path) -> list[UnfinishedEpisode]:
@@ -61,10 +64,10 @@ def load_unfinished(path: str | Path) -> list[UnfinishedEpisode]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
     _check_header(file, lines)
-    episodes = []
+    episodes, media = [], MediaFolder(file.parent)
     for number, line in enumerate(lines[1:], 2):
         try:
-            episode = _to_episode(json.loads(line))
+            episode = _to_episode(json.loads(line), media)
             _check_episode(episode)
         except (
             ValueError,
@@ -118,9 +121,11 @@ def _has_place(episode: UnfinishedEpisode, position: TurnPosition) -> bool:
 # Episodes to JSON
 
 
-def _to_line(episode: UnfinishedEpisode) -> str:
+def _to_line(episode: UnfinishedEpisode, media: MediaFolder) -> str:
     try:
-        return json.dumps(_to_row(episode), allow_nan=False)
+        return json.dumps(_to_row(episode, media), allow_nan=False)
+    except OSError:  # the disk takes no picture
+        raise
     except Exception as error:  # noqa: BLE001 - plugins may keep anything
         # One plugin with odd notes must not lose the other episodes of the file.
         structlog.get_logger().error(
@@ -128,7 +133,7 @@ def _to_line(episode: UnfinishedEpisode) -> str:
             episode=episode.uid,
             reason=describe(error),
         )
-        return json.dumps(_to_row(UnfinishedEpisode(spec=_plain_spec(episode.spec), started=False)))
+        return json.dumps(_to_row(UnfinishedEpisode(spec=_plain_spec(episode.spec), started=False), media))
 
 
 def _plain_spec(spec: EpisodeSpec) -> EpisodeSpec:
@@ -143,11 +148,12 @@ _JSON_FIELDS: Final = (
 )
 
 
-def _to_row(episode: UnfinishedEpisode) -> JsonDict:
+def _to_row(episode: UnfinishedEpisode, media: MediaFolder) -> JsonDict:
     return {name: getattr(episode, name) for name in _JSON_FIELDS} | {
-        "spec": asdict(evolve(episode.spec, unfinished=None), filter=lambda each, _value: each.name != "unfinished"),
+        "messages": media.put_messages(episode.messages),
+        "spec": _spec_to_row(episode.spec, media),
         "memory": episode.memory,
-        "records": [_record_to_row(record) for record in episode.records],
+        "records": [_record_to_row(record, media) for record in episode.records],
         "turns": [
             {
                 "position": turn.position,
@@ -157,12 +163,24 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
             }
             for turn in episode.turns
         ],
-        "calls": [asdict(call) for call in episode.calls],
+        "calls": [_call_to_row(call, media) for call in episode.calls],
         "replies": [asdict(reply) for reply in episode.replies],
         "counters": asdict(episode.counters),
         "reached": episode.reached and asdict(episode.reached),
-        "ended": to_json(rows_of(episode.result, None)) if isinstance(episode, EndedEpisode) else None,
+        "ended": to_json(rows_of(episode.result, None, media)) if isinstance(episode, EndedEpisode) else None,
     }
+
+
+def _spec_to_row(spec: EpisodeSpec, media: MediaFolder) -> JsonDict:
+    task = evolve(spec.task, messages=tuple(media.put_messages(spec.task.messages)))
+    return asdict(evolve(spec, unfinished=None, task=task), filter=lambda each, _value: each.name != "unfinished")
+
+
+def _call_to_row(call: RecordedCall, media: MediaFolder) -> JsonDict:
+    row = asdict(evolve(call, result=evolve(call.result, pictures=())))
+    if row["result"].pop("pictures", ()) or call.result.pictures:
+        row["result"]["pictures"] = [media.put(each) for each in call.result.pictures]
+    return row
 
 
 def _result_to_row(result: GenerateResult) -> object:
@@ -170,9 +188,9 @@ def _result_to_row(result: GenerateResult) -> object:
     return to_json(asdict(evolve(result, columns=None)) | {"columns": columns})
 
 
-def _record_to_row(record: EpisodeRecord) -> JsonDict:
+def _record_to_row(record: EpisodeRecord, media: MediaFolder) -> JsonDict:
     return {
-        "tokens": to_json(to_plain(record.trajectory.to_dict())),
+        "tokens": to_json(to_plain(media.put_saved(record.trajectory.to_dict()))),
         "seed_name": record.seed_name,
         "lineage": record.lineage and asdict(record.lineage),
         "is_open": record.is_open,
@@ -182,21 +200,23 @@ def _record_to_row(record: EpisodeRecord) -> JsonDict:
 # JSON to episodes
 
 
-def _to_episode(row: Row) -> UnfinishedEpisode:
+def _to_episode(row: Row, media: MediaFolder) -> UnfinishedEpisode:
     plain = {name: row.pop(name) for name in _JSON_FIELDS}
+    plain["messages"] = media.get_messages(plain["messages"])
+    row["spec"]["task"]["messages"] = media.get_messages(row["spec"]["task"]["messages"])
     last_finish = plain["last_finish"]
     if ended := row.pop("ended", None):  # files of earlier versions lack it
-        result = read_episode(ended[0])
+        result = read_episode(ended[0], media)
         for each in ended:
-            result = add_trajectory(result, each)
+            result = add_trajectory(result, each, media)
         return EndedEpisode(spec=_to_spec(row["spec"]), result=result)
     return UnfinishedEpisode(
         **plain | {"messages": tuple(plain["messages"]), "last_finish": last_finish and FinishReason(last_finish)},
         spec=_to_spec(row.pop("spec")),
         memory=dict(row.pop("memory")),
-        records=tuple(map(_to_record, row.pop("records"))),
+        records=tuple(_to_record(each, media) for each in row.pop("records")),
         turns=tuple(map(_to_turn, row.pop("turns"))),
-        calls=tuple(_to_call(each) for each in row.pop("calls")),
+        calls=tuple(_to_call(each, media) for each in row.pop("calls")),
         replies=tuple(Reply(**each) for each in row.pop("replies")),
         counters=_to_counters(row.pop("counters")),
         reached=_to_limit(row.pop("reached", None)),  # files of earlier versions lack it
@@ -213,9 +233,10 @@ def _to_limit(row: Row | None) -> ReachedLimit | None:
     return None if row is None else ReachedLimit(**row)
 
 
-def _to_record(row: Row) -> EpisodeRecord:
+def _to_record(row: Row, media: MediaFolder) -> EpisodeRecord:
     lineage = row.pop("lineage")
-    record = EpisodeRecord(Trajectory.from_dict(row.pop("tokens")), lineage=lineage and RecordLineage(**lineage), **row)
+    trajectory = Trajectory.from_dict(media.get_saved(row.pop("tokens")))
+    record = EpisodeRecord(trajectory, lineage=lineage and RecordLineage(**lineage), **row)
     if not record.is_open:
         record.close()
     return record
@@ -249,5 +270,7 @@ def _to_turn(row: Row) -> RecordedTurn:
     )
 
 
-def _to_call(row: Row) -> RecordedCall:
+def _to_call(row: Row, media: MediaFolder) -> RecordedCall:
+    if "pictures" in row["result"]:
+        row["result"]["pictures"] = tuple(map(media.get, row["result"]["pictures"]))
     return RecordedCall(call=ToolCall(**row["call"]), result=ToolResult(**row["result"]), seconds=row["seconds"])

@@ -16,6 +16,7 @@ from turnwise.protocols.agent import ServingAgent as ServingAgent
 from turnwise.protocols.chat import CallIdChat as CallIdChat
 from turnwise.protocols.chat import Chat as Chat
 from turnwise.protocols.chat import CheckedChat as CheckedChat
+from turnwise.protocols.chat import PictureChat as PictureChat
 from turnwise.protocols.chat import Tokenizer as Tokenizer
 from turnwise.protocols.chat import ToolWritingChat as ToolWritingChat
 from turnwise.protocols.command import Command as Command

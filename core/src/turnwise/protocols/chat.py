@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from turnwise.protocols.tool import ToolFormat
-from turnwise.types import Message, TokenArray, ToolSchema
+from turnwise.types import MediaTokens, Message, Picture, TokenArray, ToolSchema
 
 COMPARED_METRIC: Final = "template/compared_conversations"
 """Metric of an episode whose conversation a chat has compared; see `CheckedChat`."""
@@ -62,6 +62,31 @@ class Chat(Protocol):
 
     def text(self, token_ids: Sequence[int] | TokenArray) -> str:
         """Return the text of a turn of the model, without its end-of-turn token."""
+
+
+@runtime_checkable
+class PictureChat(Protocol):
+    """
+    A chat that shows pictures of messages; their form is in `turnwise.media`. `prompt` and `delta` refuse them.
+
+    Messages without pictures have the same ids from either method, so an agent that takes pictures calls these where
+    the chat has them.
+    """
+
+    def picture_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray | MediaTokens:
+        """
+        Return the ids of a conversation, as `Chat.prompt` does, with its pictures.
+
+        `DataError` for a picture that cannot be used, `ConfigError` for a model that takes none.
+        """
+
+    def picture_delta(
+        self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True
+    ) -> TokenArray | MediaTokens:
+        """Return the ids of new messages, as `Chat.delta` does, with their pictures; errors as in `picture_prompt`."""
+
+    def check_picture(self, picture: Picture) -> None:
+        """Raise the error with which `picture_prompt` would refuse a picture."""
 
 
 @runtime_checkable

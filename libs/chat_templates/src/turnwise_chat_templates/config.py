@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import field, frozen, validators
 
 from turnwise.options import SpecialTokenPolicy
 
 ToolPlace = Literal["template", "system_prompt"]
+MAX_PICTURE_PIXELS: Final = 1 << 25
+"""Default of `JinjaConfig.max_picture_pixels`: 33 million."""
 ReasoningEffort = Literal["low", "medium", "high"]
 
 
@@ -31,11 +33,13 @@ class JinjaConfig:
             templates with rules by length or position; 0 compares none.
         tools: `template` leaves it to the chat template to show tools; `system_prompt` writes them, their calls and
             their results as texts, in the format of the run's parser, for templates that show none.
+        max_picture_pixels: most pixels of a picture in a message; a larger one fails the episode before it is decoded.
     """
 
     special_tokens_in_content: SpecialTokenPolicy = "text"
     check_every: int = field(default=64, validator=validators.ge(0))
     tools: ToolPlace = "template"
+    max_picture_pixels: int = field(default=MAX_PICTURE_PIXELS, validator=validators.ge(1))
 
 
 @frozen(kw_only=True)

@@ -100,6 +100,10 @@ class DeltaTemplate:
         # Split from the front: new messages may quote the mark, and they come after it.
         return self.behind_end(whole.split(TURN_MARK, self.num_marks)[-1])
 
+    def behind_turn(self, whole: str) -> str:
+        """Return the text after `end` in a rendering of any conversation that ends with the probe's turn."""
+        return self.behind_end(whole.rpartition(TURN_MARK)[2])
+
     def behind_end(self, tail: str) -> str:
         """Return the text after `end` from the text after the probe's turn."""
         parts = tail.split(self.end, self.num_ends)

@@ -11,6 +11,8 @@ import numpy as np
 from turnwise.errors import ConfigError
 from turnwise.options import SpecialTokenPolicy
 from turnwise.protocols import ModelSpec
+from turnwise_chat_templates.config import MAX_PICTURE_PIXELS
+from turnwise_chat_templates.pictures import Placeholders, takes_pictures
 from turnwise_chat_templates.render import MAX_TEMPLATE_BYTES
 from turnwise_chat_templates.template import ChatTemplate
 
@@ -23,7 +25,12 @@ _TOKENIZER_FILES = (
 """Names of files that tokenizers of transformers are made of; a directory has some of them."""
 
 
-def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", check_every: int = 64) -> ChatTemplate:
+def load_chat(
+    spec: ModelSpec,
+    special_tokens: SpecialTokenPolicy = "text",
+    check_every: int = 64,
+    max_picture_pixels: int = MAX_PICTURE_PIXELS,
+) -> ChatTemplate:
     """
     Load the tokenizer and chat template of a model directory; `RunConfig.model_spec` finds the one of any model.
 
@@ -31,6 +38,7 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", chec
         spec: the model.
         special_tokens: treatment of special tokens that messages spell.
         check_every: one conversation in so many is compared with its rendering as a whole; 0 compares none.
+        max_picture_pixels: most pixels of a picture.
 
     Raises:
         ConfigError: a file is missing or cannot be read, or `trust_remote_code` comes without `revision`.
@@ -52,6 +60,7 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", chec
         name=name,
         special_tokens=special_tokens,
         check_every=check_every,
+        placeholders=Placeholders(spec.path, tokenizer, max_picture_pixels) if takes_pictures(spec.path) else None,
     )
 
 

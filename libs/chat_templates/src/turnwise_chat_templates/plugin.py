@@ -11,7 +11,9 @@ def make_jinja(config: JinjaConfig, resources: Resources) -> Chat:
     """Load the template of the run's model."""
     from turnwise_chat_templates.loading import load_chat  # it imports numpy and the templates
 
-    template = load_chat(resources.model, config.special_tokens_in_content, config.check_every)
+    template = load_chat(
+        resources.model, config.special_tokens_in_content, config.check_every, config.max_picture_pixels
+    )
     if config.tools == "template":
         return template
     from turnwise_chat_templates.written_tools import WrittenToolsChat

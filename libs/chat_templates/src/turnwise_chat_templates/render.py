@@ -19,6 +19,7 @@ from turnwise.errors import ConfigError, TemplateError
 from turnwise.messages import record_metric
 from turnwise.types import JsonDict, JsonObject, Message, TokenArray, ToolSchema
 from turnwise_chat_templates.contents import CUT, SPECIAL_TOKENS_METRIC
+from turnwise_chat_templates.picture_parts import has_pictures, plain_parts
 from turnwise_chat_templates.probe import Plain, common_start
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -208,6 +209,7 @@ def plain_message(
     arguments_as_text: bool = False,
     developer_as_system: bool = False,
     reasoning_key: str = "",
+    with_pictures: bool = False,
 ) -> Plain:
     """
     Return a message as templates expect it: content as one string, no keys that hold None or no calls.
@@ -218,9 +220,10 @@ def plain_message(
         arguments_as_text: the arguments of a call are JSON; else they are the object that most templates expect.
         developer_as_system: the role `developer` becomes `system`, its older name.
         reasoning_key: name of the reasoning, if it has another name in the message; empty leaves it.
+        with_pictures: a content with pictures is a list of parts; without, it is a `TemplateError`.
     """
     plain = {key: value for key, value in message.items() if value is not None and (key != "tool_calls" or value)}
-    plain["content"] = content_text(message)
+    plain["content"] = plain_parts(message) if with_pictures and has_pictures(message) else content_text(message)
     if developer_as_system and plain.get("role") == "developer":
         plain["role"] = "system"
     if reasoning_key and reasoning_key not in plain:

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from turnwise.errors import TemplateError
 from turnwise.types import Message, ToolSchema
+from turnwise_chat_templates.picture_parts import shape_of, texts_of
 from turnwise_chat_templates.probe import Plain
 from turnwise_chat_templates.render import Renderer
 
@@ -87,7 +88,8 @@ def _first_hidden(messages: Sequence[Plain], texts: Sequence[Sequence[tuple[str,
 def _form_of(message: Plain) -> object:
     """Return all of a message that decides how a template renders it, but not its texts."""
     content, calls = message.get("content"), message.get("tool_calls") or ()
-    kind = "text" if content else repr(content)
+    kind: object = "text" if content else repr(content)
+    kind = shape_of(message) or kind
     return message.get("role"), tuple(sorted(message)), kind, tuple(map(_has_text_arguments, calls))
 
 
@@ -98,8 +100,15 @@ def _has_text_arguments(call: object) -> bool | None:
 
 def _with_marks(message: Plain, index: int) -> tuple[Plain, list[tuple[str, str]]]:
     """Return a message with a mark for each text, and (place, mark) of each mark."""
-    marked, marks = dict(message), []
-    if message.get("content"):
+    marked = dict(message)
+    marks: list[tuple[str, str]] = []
+    if isinstance(content := message.get("content"), list):
+        marked["content"] = [
+            {**part, "text": f"tw7m{index}p{number}x"} if part.get("text") else part
+            for number, part in enumerate(content)
+        ]
+        marks.extend(("the content", text) for text in texts_of(marked) if text)
+    elif content:
         marked["content"] = f"tw7m{index}x"
         marks.append(("the content", marked["content"]))
     if calls := message.get("tool_calls"):
@@ -119,5 +128,4 @@ def _with_mark(call: Any, mark: str) -> Any:
 
 def _own_texts(message: Plain) -> list[tuple[str, str]]:
     """Return (place, text) of what the prompt must hold, if a template refuses marks."""
-    content = message.get("content")
-    return [("the content", content.strip())] if isinstance(content, str) else []
+    return [("the content", text.strip()) for text in texts_of(message)]

@@ -19,14 +19,17 @@ from typing import Any
 import numpy as np
 import structlog
 
-from turnwise.errors import TemplateError
+from turnwise.errors import ConfigError, TemplateError
 from turnwise.options import SpecialTokenPolicy
 from turnwise.protocols.chat import COMPARED_METRIC
-from turnwise.types import JsonObject, Message, TokenArray, ToolSchema
+from turnwise.types import JsonObject, MediaTokens, Message, Picture, TokenArray, ToolSchema
 from turnwise_chat_templates.call_ids import CallIdRules
 from turnwise_chat_templates.contents import ContentGuard
 from turnwise_chat_templates.conversations import ConversationCheck
 from turnwise_chat_templates.delta import DeltaProver, DeltaTemplate
+from turnwise_chat_templates.picture_parts import has_pictures, pictures_of
+from turnwise_chat_templates.picture_proof import PictureProver
+from turnwise_chat_templates.pictures import Placeholders
 from turnwise_chat_templates.probe import BASE, Plain, with_answer_keys
 from turnwise_chat_templates.render import (
     REASONING_KEYS,
@@ -65,6 +68,13 @@ def _forms_of(messages: Sequence[Message], reasoning_key: str) -> Iterator[dict[
             yield from ({**form, "developer_as_system": True} for form in named)
 
 
+def _refuse_pictures(messages: Sequence[Message]) -> None:
+    """Raise `TemplateError` for the first message with pictures, which the methods for texts do not show."""
+    for message in messages:
+        if has_pictures(message):
+            content_text(message)
+
+
 class ChatTemplate:
     """
     `turnwise.protocols.Chat` over a transformers tokenizer and its chat template.
@@ -76,6 +86,7 @@ class ChatTemplate:
         name: of the template, for error texts.
         special_tokens: treatment of special tokens that messages spell; schemas of tools are not messages.
         check_every: one conversation in so many is compared with its rendering as a whole; 0 compares none.
+        placeholders: of pictures; None for a model that takes none.
 
     Raises:
         TemplateError: the template is missing, larger than 1 MiB, does not parse, or can append neither user messages
@@ -83,7 +94,7 @@ class ChatTemplate:
         ConfigError: an option is not one of the template.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, each with a default
         self,
         tokenizer: Any,
         template_options: JsonObject | None = None,
@@ -92,11 +103,14 @@ class ChatTemplate:
         name: str = "the chat template",
         special_tokens: SpecialTokenPolicy = "text",
         check_every: int = 64,
+        placeholders: Placeholders | None = None,
     ) -> None:
         self._tokenizer = HuggingFaceTokenizer(tokenizer)
         self._contents = ContentGuard(self._tokenizer.special_tokens, special_tokens)
         self._renderer = Renderer(tokenizer, template_options or {}, name)
         self._prover = DeltaProver(self._renderer, self._tokenizer)
+        self._placeholders = placeholders
+        self._pictures: PictureProver | None = None
         self._heads = HeadCache(self._tokenizer)
         self._shown = ShownMessages(self._renderer)
         self._call_ids = CallIdRules(self._renderer, self._contents.value)
@@ -145,6 +159,7 @@ class ChatTemplate:
                 text. The text names the message.
             DataError: a message spells a special token and the policy is `refuse`.
         """
+        _refuse_pictures(messages)
         return self._heads.encode(self._render(messages, tools)[0])
 
     def shown_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[Plain]:
@@ -156,6 +171,7 @@ class ChatTemplate:
         Raises:
             TemplateError, DataError: as `prompt` does.
         """
+        _refuse_pictures(messages)
         return self._render(messages, tools)[1]
 
     def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True) -> TokenArray:
@@ -167,12 +183,62 @@ class ChatTemplate:
                 the `name` or `tool_call_id` that the template shows.
             DataError: a message spells a special token and the policy is `refuse`.
         """
+        _refuse_pictures(messages)
         template = self._delta_template(messages)
         if with_tools and template.moves_tools:
             raise TemplateError(template.moves_tools)
         start = template.start(self._stops.get(last_token_id))
         # The text starts with the token before the delta, so that the rest is split as in a whole conversation.
         return np.array(self._tokenizer.encode(start + self._suffix(template, messages)), np.int32)[1:]
+
+    def picture_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray | MediaTokens:
+        """
+        Return the ids of a conversation that may have pictures; without any, those of `prompt`.
+
+        Raises:
+            TemplateError, DataError: as `prompt` does; or a picture cannot be read or shown.
+            ConfigError: the model takes no pictures.
+        """
+        pictures, placeholders = self._pictures_of(messages)
+        if placeholders is None:
+            return self.prompt(messages, tools)
+        return placeholders.encode(self._render(messages, tools)[0], pictures, self._heads.encode)
+
+    def picture_delta(
+        self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True
+    ) -> TokenArray | MediaTokens:
+        """Append messages that may have pictures, as `delta` appends texts; errors as in `picture_prompt`."""
+        pictures, placeholders = self._pictures_of(messages)
+        if placeholders is None:
+            return self.delta(messages, last_token_id, with_tools=with_tools)
+        template = self._delta_template(messages)
+        if with_tools and template.moves_tools:
+            raise TemplateError(template.moves_tools)
+        self._picture_prover(placeholders).prove(template, self._plain(messages), with_tools=with_tools)
+        text = template.start(self._stops.get(last_token_id)) + self._suffix(template, messages)
+        return placeholders.encode(text, pictures, self._tokenizer.encode, num_before=1)
+
+    def check_picture(self, picture: Picture) -> None:
+        """Raise `DataError` for a picture that the chat refuses, `ConfigError` if the model takes none."""
+        self._require_placeholders().check(picture)
+
+    def _picture_prover(self, placeholders: Placeholders) -> PictureProver:
+        if self._pictures is None:
+            self._pictures = PictureProver(self._renderer, self._tokenizer, placeholders, self._prover)
+        return self._pictures
+
+    def _pictures_of(self, messages: Sequence[Message]) -> tuple[list[Picture], Placeholders | None]:
+        """Return the pictures of messages and what shows them; None if they have none."""
+        if not any(map(has_pictures, messages)):
+            return [], None
+        return pictures_of(messages), self._require_placeholders()
+
+    def _require_placeholders(self) -> Placeholders:
+        if self._placeholders is None:
+            raise ConfigError(
+                f"{self._renderer.name}: the model takes no pictures: its directory has no image processor"
+            )
+        return self._placeholders
 
     def text(self, token_ids: Sequence[int] | TokenArray) -> str:
         end = len(token_ids)
@@ -203,7 +269,8 @@ class ChatTemplate:
 
     def _plain(self, messages: Sequence[Message]) -> list[Plain]:
         key = self._renderer.reasoning_key
-        return [self._contents.value(plain_message(message, reasoning_key=key)) for message in messages]
+        plain = [plain_message(message, reasoning_key=key, with_pictures=True) for message in messages]
+        return [self._contents.value(message) for message in plain]
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[str, list[Plain]]:
         """Return the text of a conversation, and the first form of it in which the template shows all of it."""
@@ -213,7 +280,7 @@ class ChatTemplate:
         messages = self._call_ids.rename(messages)
         for form in _forms_of(messages, self._renderer.reasoning_key):
             # The guard comes after it: the arguments are read out of JSON that may have escaped a special token.
-            whole = [plain_message(message, **form) for message in messages]
+            whole = [plain_message(message, **form, with_pictures=True) for message in messages]
             plain: list[Plain] = self._contents.value(whole)
             try:
                 text = self._renderer.render(plain, tools)
@@ -253,9 +320,10 @@ class ChatTemplate:
 
     def _suffix(self, template: DeltaTemplate, messages: Sequence[Message]) -> str:
         """Return the text of the messages and the next generation prompt."""
-        if template.pieces is not None and all(message.keys() <= _PLAIN_KEYS for message in messages):
+        is_text = template.pieces is not None and not any(map(has_pictures, messages))
+        if is_text and all(message.keys() <= _PLAIN_KEYS for message in messages):
             return template.fill([self._contents.text(content_text(message)) for message in messages])
-        uncut = [plain_message(message) for message in messages]
+        uncut = [plain_message(message, with_pictures=True) for message in messages]
         plain: list[Plain] = self._contents.value(uncut)
         for key in template.needs:
             if any(message["role"] == "tool" and not message.get(key) for message in plain):

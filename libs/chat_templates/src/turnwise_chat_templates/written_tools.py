@@ -17,7 +17,8 @@ from attrs import evolve, frozen
 
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.protocols import Chat, CheckedChat, ToolFormat
-from turnwise.types import Message, TokenArray, ToolSchema
+from turnwise.types import MediaTokens, Message, Picture, TokenArray, ToolSchema
+from turnwise_chat_templates.picture_parts import has_pictures
 from turnwise_chat_templates.render import HuggingFaceTokenizer, content_text
 from turnwise_chat_templates.shown import name_message
 from turnwise_chat_templates.template import ChatTemplate
@@ -72,6 +73,20 @@ class WrittenToolsChat:
         """
         return self.template.prompt(self.write(messages, tools))
 
+    def picture_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray | MediaTokens:
+        """Return the ids of a conversation that may have pictures; errors as `ChatTemplate.picture_prompt`."""
+        return self.template.picture_prompt(self.write(messages, tools))
+
+    def picture_delta(
+        self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True
+    ) -> TokenArray | MediaTokens:
+        """Return the ids of new messages that may have pictures; errors as `ChatTemplate.picture_delta`."""
+        del with_tools  # as in `delta`
+        return self.template.picture_delta(self.write(messages), last_token_id, with_tools=False)
+
+    def check_picture(self, picture: Picture) -> None:
+        self.template.check_picture(picture)
+
     def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True) -> TokenArray:
         """Return (n,) ids of new messages; errors as `ChatTemplate.delta`."""
         del with_tools  # they are in the system message
@@ -100,7 +115,7 @@ class WrittenToolsChat:
         written: list[Message] = []
         for is_result, block in groupby(enumerate(messages), lambda each: each[1].get("role") == "tool"):
             if is_result:
-                written.append({"role": "user", "content": "\n".join(_result(message) for _, message in block)})
+                written.append({"role": "user", "content": _results([message for _, message in block])})
             else:
                 written.extend(self._without_calls(messages, index) for index, _ in block)
         return self._with_description(written, tools) if tools else written
@@ -128,6 +143,18 @@ class WrittenToolsChat:
         if self.tool_format is None:
             raise TemplateError("the chat has no format of tools: the run has no tool parser")
         return self.tool_format
+
+
+def _results(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
+    """Return the content that shows results of tools: a text, or parts if one of them has pictures."""
+    if not any(map(has_pictures, messages)):
+        return "\n".join(map(_result, messages))
+    parts: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        content = message["content"] if has_pictures(message) else [{"type": "text", "text": content_text(message)}]
+        opening = {"type": "text", "text": f"{_OPEN}\n" if index == 0 else f"\n{_OPEN}\n"}
+        parts += [opening, *content, {"type": "text", "text": f"\n{_CLOSE}"}]
+    return parts
 
 
 def _result(message: Message) -> str:

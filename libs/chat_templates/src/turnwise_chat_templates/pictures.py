@@ -1,0 +1,239 @@
+"""
+The placeholder tokens of pictures, as the processor of a model's family writes them.
+
+A template renders one image token for each picture, and the processor replaces it by a text whose length depends on the
+picture's size. The processor is the class of transformers with the options of the model's directory, so all numbers
+come from it. Its image processor works with pillow, so torchvision is not needed.
+
+Pictures are checked here, where they are decoded first: size in pixels, broken and animated files, and orientation.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from attrs import define, field, frozen
+
+from turnwise.errors import ConfigError, DataError, TemplateError
+from turnwise.types import MediaTokens, Picture, PlacedPicture, TokenArray
+
+_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+"""A directory of a model that takes pictures has one of them."""
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_ORIENTATION: Final = 0x0112
+"""Of EXIF: 1 is upright."""
+_MAX_KNOWN: Final = 4096
+Encode = Callable[[str], Any]
+
+
+@frozen
+class Expansion:
+    """The text that replaces the image token of a picture, and the placeholders in its ids."""
+
+    text: str
+    num_placeholders: int
+
+
+@define(eq=False)
+class Placeholders:
+    """
+    Writes and finds the placeholders of pictures.
+
+    Attributes:
+        folder: of the model.
+        tokenizer: of transformers.
+        max_pixels: most pixels of a picture.
+    """
+
+    folder: Path
+    tokenizer: Any
+    max_pixels: int
+    _processor: Any = field(default=None, init=False)
+    _placeholder_id: int = field(default=-1, init=False)
+    _known: dict[str, Expansion] = field(factory=dict, init=False)
+    _lock: threading.RLock = field(factory=threading.RLock, init=False)
+
+    @property
+    def image_token(self) -> str:
+        """The text that the template renders for a picture."""
+        return str(self._load().image_token)
+
+    def check(self, picture: Picture) -> None:
+        """Raise `DataError` for a picture that no chat shows; the text names the reason."""
+        self.expand(picture)
+
+    def expand(self, picture: Picture) -> Expansion:
+        """Return the expansion of a picture; `DataError` as in `decode`, `ConfigError` for an unknown processor."""
+        with self._lock:
+            known = self._known.get(picture.key)
+            if known is None:
+                known = self._expand(picture)
+                if len(self._known) >= _MAX_KNOWN:
+                    self._known.pop(next(iter(self._known)))
+                self._known[picture.key] = known
+            return known
+
+    def fill(self, text: str, expansions: Sequence[Expansion]) -> str:
+        """Return a text with an expansion for each image token; `TemplateError` if their numbers differ."""
+        pieces = text.split(self.image_token)
+        if len(pieces) != len(expansions) + 1:
+            raise TemplateError(f"the chat template shows {len(pieces) - 1} pictures of {len(expansions)}")
+        return pieces[0] + "".join(each.text + piece for each, piece in zip(expansions, pieces[1:], strict=True))
+
+    def encode(self, text: str, pictures: Sequence[Picture], encode: Encode, *, num_before: int = 0) -> MediaTokens:
+        """
+        Return the ids of a rendered text with its pictures, without the first `num_before` ids.
+
+        Args:
+            text: with an image token for each picture.
+            pictures: in the order of the text.
+            encode: returns the ids of a text.
+            num_before: ids of a text before, by which the rest was split.
+        """
+        expansions = [self.expand(picture) for picture in pictures]
+        ids = np.asarray(encode(self.fill(text, expansions)), np.int32)[num_before:]
+        return MediaTokens(token_ids=ids, pictures=self._find(ids, pictures, expansions))
+
+    def _find(
+        self, ids: TokenArray, pictures: Sequence[Picture], expansions: Sequence[Expansion]
+    ) -> list[PlacedPicture]:
+        """Return the places of pictures: from the first placeholder of each to its last."""
+        places = np.flatnonzero(ids == self._placeholder_id)
+        if len(places) != sum(each.num_placeholders for each in expansions):
+            raise TemplateError("the text of a message spells the placeholder of a picture")
+        found, first = [], 0
+        for picture, expansion in zip(pictures, expansions, strict=True):
+            own = places[first : first + expansion.num_placeholders]
+            # A family that cuts a picture into tiles writes marks between their placeholders.
+            found.append(PlacedPicture(start=int(own[0]), num_tokens=int(own[-1] - own[0]) + 1, picture=picture))
+            first += expansion.num_placeholders
+        return found
+
+    def _expand(self, picture: Picture) -> Expansion:
+        image, processor = decode(picture, self.max_pixels), self._load()
+        try:
+            found = processor(text=[self.image_token], images=[image], return_text_replacement_offsets=True)
+            text = str(found["text_replacement_offsets"][0][0]["replacement"])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            name = type(processor).__name__
+            raise DataError(f"the processor {name} refuses a picture of {image.size}: {_one_line(error)}") from error
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Expansion(text, self._count(ids))
+
+    def _count(self, ids: Sequence[int]) -> int:
+        """Return the number of placeholders in the ids of an expansion."""
+        if self._placeholder_id < 0:
+            # The image token of a processor may be another one than the token that it repeats: Gemma's is a start mark.
+            names = [getattr(self.tokenizer, name, None) for name in ("image_token", "context_image_token")]
+            wanted = [self.tokenizer.convert_tokens_to_ids(each) for each in (*names, self.image_token) if each]
+            self._placeholder_id = next((each for each in wanted if each in ids), -1)
+        if self._placeholder_id not in ids:
+            raise ConfigError(f"model.path: the processor of {str(self.folder)!r} writes no known placeholder")
+        return list(ids).count(self._placeholder_id)
+
+    def _load(self) -> Any:
+        with self._lock:
+            if self._processor is None:
+                self._processor = load_processor(self.folder, self.tokenizer)
+            return self._processor
+
+
+def takes_pictures(folder: Path) -> bool:
+    """Return whether the directory of a model has the config of an image processor."""
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def load_processor(folder: Path, tokenizer: Any) -> Any:
+    """
+    Return the processor of a model's family, with parts for texts and pictures alone.
+
+    Args:
+        folder: of the model.
+        tokenizer: of transformers.
+
+    Raises:
+        ConfigError: pillow or the class is missing, or the config of the processor cannot be read.
+    """
+    try:
+        import PIL.Image  # noqa: F401 - transformers would name another package
+        import transformers
+    except ImportError as error:
+        raise ConfigError("pictures need `pip install 'turnwise-chat-templates[pictures]'`") from error
+    name = _class_name(folder)
+    found = getattr(transformers, name, None) if name else None
+    if found is None:
+        raise ConfigError(f"model.path: transformers has no processor for {str(folder)!r} ({name or 'none is named'})")
+    try:
+        loader: Any = transformers.AutoImageProcessor
+        images = loader.from_pretrained(str(folder), local_files_only=True, use_fast=False)
+        # The processors of films need torchvision, and no message has a film.
+        partial: Any = type(name, (found,), {"check_argument_for_proper_class": lambda *_arguments: None})
+        parts = {"image_processor": images, "tokenizer": tokenizer}
+        arguments = [parts.get(each) for each in found.get_attributes()]
+        options, _unused = found.get_processor_dict(str(folder), local_files_only=True)
+        return partial.from_args_and_dict(arguments, options)
+    except Exception as error:
+        reason = _one_line(error)[:200]
+        raise ConfigError(f"model.path: no processor can be loaded from {str(folder)!r}: {reason}") from error
+
+
+def _class_name(folder: Path) -> str:
+    """Return the class that the model names; else the one of its family."""
+    configs = [json.loads((folder / name).read_bytes()) for name in reversed(_FILES) if (folder / name).is_file()]
+    for config in configs:
+        if isinstance(config.get("processor_class"), str):
+            return str(config["processor_class"])
+    from transformers.models.auto import processing_auto
+
+    file = folder / "config.json"
+    model_type = json.loads(file.read_bytes()).get("model_type") if file.is_file() else None
+    names: Any = processing_auto
+    return str(names.PROCESSOR_MAPPING_NAMES.get(model_type) or "")
+
+
+def decode(picture: Picture, max_pixels: int) -> Any:
+    """
+    Return a picture as pillow's image, decoded.
+
+    Raises:
+        DataError: it has too many pixels, is broken or animated, or is not upright: libraries differ in whether they
+            turn a picture by its EXIF orientation, so an engine and a trainer could see different pixels.
+    """
+    from PIL import Image
+    from PIL.Image import DecompressionBombError, DecompressionBombWarning
+
+    name = f"picture {picture.key[:12]} ({picture.media_type})"
+    try:
+        image = Image.open(io.BytesIO(picture.data), formats=_FORMATS)
+        if problem := _find_problem(image, max_pixels):
+            raise DataError(f"{name} {problem}")  # noqa: TRY301 - beside the other faults of a picture
+        image.load()
+    except DataError:
+        raise
+    except (DecompressionBombError, DecompressionBombWarning) as error:
+        raise DataError(f"{name} has more pixels than the {max_pixels} of max_picture_pixels") from error
+    except Exception as error:  # decoders raise anything on broken files
+        raise DataError(f"{name} is broken: {_one_line(error)}") from error
+    return image
+
+
+def _find_problem(image: Any, max_pixels: int) -> str:
+    """Return why an image whose header is read cannot be used; empty if it can."""
+    if image.width * image.height > max_pixels:
+        return f"has {image.width} x {image.height} pixels, more than the {max_pixels} of max_picture_pixels"
+    if getattr(image, "n_frames", 1) > 1:
+        return f"has {image.n_frames} frames; give one of them"
+    turned = image.getexif().get(_ORIENTATION, 1)
+    if turned not in (0, 1):
+        return f"has the EXIF orientation {turned}: turn its pixels, and remove the mark"
+    return ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,117 @@
+"""
+Chat templates of vision-language models, pictures, and directories with real processors, without a download.
+
+The templates give the output of the public ones for the messages that turnwise renders: roles, texts, pictures, and
+calls where the model has them. They are written for these tests, and are no copies.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from turnwise.media import Picture, find_picture
+from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+QWEN_TOKENS: Final = (*SPECIAL_TOKENS, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+_PARTS: Final = """\
+{%- macro parts_of(content) %}
+    {%- if content is string %}{{- content }}
+    {%- else %}
+        {%- for part in content %}
+            {%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif 'text' in part %}{{- part.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+"""
+
+QWEN_2_5_VL: Final = (
+    _PARTS
+    + """\
+{%- for message in messages %}
+    {%- if loop.first and message.role != 'system' %}
+        {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + parts_of(message.content) + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+)
+"""Qwen2.5-VL: a default system prompt, and no tools."""
+
+QWEN_3_VL: Final = (
+    _PARTS
+    + """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- parts_of(messages[0].content) + '\\n\\n' }}{%- endif %}
+    {{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
+    {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n' }}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + parts_of(messages[0].content) + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + parts_of(message.content) + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + parts_of(message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + parts_of(message.content) + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+)
+"""Qwen3-VL: tools as Qwen's text models have them, and no default system prompt."""
+
+
+def make_picture(width: int = 32, height: int = 32, color: str = "red", form: str = "PNG") -> Picture:
+    """Return a picture of one color."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(file, form)
+    return find_picture(file.getvalue(), f"image/{form.lower()}")
+
+
+def qwen_tokenizer(template: str = QWEN_3_VL) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes with Qwen's tokens of pictures."""
+    return byte_tokenizer(template, QWEN_TOKENS, tags=TAGS)
+
+
+def save_qwen(folder: Path, template: str = QWEN_3_VL, processor_class: str = "Qwen3VLProcessor") -> Path:
+    """Write the tokenizer, template and image processor of a small Qwen; a token has 8 x 8 pixels."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    qwen_tokenizer(template).save_pretrained(folder)
+    options: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}}
+    Qwen2VLImageProcessorPil(**options).save_pretrained(folder)
+    name_processor(folder, processor_class)
+    return folder
+
+
+def name_processor(folder: Path, processor_class: str) -> None:
+    """Write the class of the processor to the config of the image processor, as models have it."""
+    file = folder / "preprocessor_config.json"
+    options = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(options | {"processor_class": processor_class}), encoding="utf-8")

@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import frozen
 
+from turnwise.errors import ConfigError
 from turnwise.threads import in_thread
-from turnwise.types import Message, TokenArray, ToolCall
+from turnwise.types import Message, ToolCall, ToolResult
 
 UNNAMED_CALL: Final = "malformed_call"
 """Name of a call whose name cannot be read: clients and templates refuse an empty one, and no tool has this one."""
@@ -21,6 +22,8 @@ MAX_TOOL_NAME: Final = 64
 """Characters of a tool's name in error texts; a model may write megabytes there."""
 LONG_CHARS: Final = 1 << 14
 """Characters from which `encode_beside_loop` uses a thread: templates and tokenizers take 5 to 10 ms for them."""
+_Ids = TypeVar("_Ids")
+"""Ids, perhaps with pictures."""
 _ONE_AT_A_TIME: Final = threading.Lock()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` with an option makes a new one at every call
 
@@ -81,6 +84,13 @@ def unknown_tool(name: str, known: Iterable[str]) -> str:
     return f"Error: there is no tool {name[:MAX_TOOL_NAME]!r}; the tools are: {', '.join(known) or 'none'}"
 
 
+def text_of_result(result: ToolResult, agent: str) -> str:
+    """Return the text of a result for an agent that shows texts alone; `ConfigError` if it has pictures."""
+    if result.pictures:
+        raise ConfigError(f"a tool returned {len(result.pictures)} pictures, and agent {agent!r} shows the model none")
+    return result.text
+
+
 def build_turn_message(
     content: str,
     calls: Sequence[ToolCall] = (),
@@ -108,7 +118,7 @@ def build_turn_message(
     return message
 
 
-async def encode_beside_loop(messages: Sequence[Message], encode: Callable[[], TokenArray]) -> TokenArray:
+async def encode_beside_loop(messages: Sequence[Message], encode: Callable[[], _Ids]) -> _Ids:
     """
     Return the ids of messages from a function that renders and encodes them.
 
@@ -121,7 +131,7 @@ async def encode_beside_loop(messages: Sequence[Message], encode: Callable[[], T
     return await in_thread(_encode_alone, {"encode": encode})
 
 
-def _encode_alone(encode: Callable[[], TokenArray]) -> TokenArray:
+def _encode_alone(encode: Callable[[], _Ids]) -> _Ids:
     with _ONE_AT_A_TIME:
         return encode()
 
@@ -130,4 +140,9 @@ def _count_chars(content: object) -> int:
     if isinstance(content, str):
         return len(content)
     parts = content if isinstance(content, Sequence) else ()
-    return sum(_count_chars(part.get("text")) for part in parts if isinstance(part, Mapping))
+    # To read a picture takes as long as a long text, and its URL is one.
+    return sum(
+        _count_chars(part.get("text")) or (LONG_CHARS if "image_url" in part else 0)
+        for part in parts
+        if isinstance(part, Mapping)
+    )

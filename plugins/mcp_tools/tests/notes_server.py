@@ -4,6 +4,7 @@ A server of the tests: notes of one process, and tools that fail in every way.
     python notes_server.py [PORT | babble]
 """
 
+import base64
 import os
 import sys
 import time
@@ -12,6 +13,8 @@ from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
+
+PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 
 server = MCPServer("notes")
 notes: list[str] = []
@@ -46,6 +49,12 @@ def refuse(code: int) -> str:
 def draw() -> Image:
     """Returns an image."""
     return Image(data=b"123456", format="png")
+
+
+@server.tool()
+def photograph() -> list[str | Image]:
+    """Returns a picture between words."""
+    return ["before", Image(data=PIXEL, format="png"), "after"]
 
 
 @server.tool()

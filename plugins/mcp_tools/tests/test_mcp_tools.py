@@ -125,6 +125,19 @@ def test_failures_are_texts_for_the_model(tools: tuple[Tool, ...]) -> None:
     assert "notes://none" in unknown.text
 
 
+def test_images_are_pictures_where_the_config_says_so() -> None:
+    """A text without them stays as it is; bytes of no known picture are an error for the model."""
+    shown, broken, plain = run_episode(
+        tools_of(pictures=True), ("photograph", {}), ("draw", {}), ("add_note", {"text": "x"})
+    )
+    assert shown.text == "before\nafter"
+    (picture,) = shown.pictures
+    assert (picture.media_type, picture.data[:4]) == ("image/png", b"\x89PNG")
+    assert broken.error
+    assert "an image that cannot be used" in broken.text
+    assert plain.pictures == ()
+
+
 def test_prompts_and_resources(tools: tuple[Tool, ...]) -> None:
     """They are lists, texts and messages."""
     resources, prompt = run_episode(

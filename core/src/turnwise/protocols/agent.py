@@ -283,7 +283,7 @@ class PromptingAgent(Protocol):
     Its first step begins a record with this prompt.
     """
 
-    def first_prompt(self, task: Task) -> TokenArray:
+    def first_prompt(self, task: Task) -> TokenArray | MediaTokens:
         """Return (P,) ids of the task's first prompt; threads call it at the same time. Raises `TemplateError`."""
 
 

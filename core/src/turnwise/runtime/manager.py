@@ -171,9 +171,10 @@ class RolloutManager(EngineControl):
 
         Raises:
             PromptTooLongError: a prompt is longer than `rollout.prompt_length`, and `data.prompt_policy` is `error`.
+            ConfigError: a prompt has pictures, and the runtime or the engine takes none.
         """
         with self.waiting_for("measuring the prompts"):
-            check_prompts(self.plan, tasks, key=key)
+            check_prompts(self.plan, tasks, self.runtime.capabilities, key=key)
 
     def generate(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> RolloutBatch:
         """

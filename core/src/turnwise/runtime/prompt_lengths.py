@@ -16,9 +16,9 @@ from typing import Any, Final
 import structlog
 from attrs import frozen
 
-from turnwise.errors import PromptTooLongError, TemplateError
+from turnwise.errors import ConfigError, DataError, PromptTooLongError, TemplateError
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.types import Task
+from turnwise.types import Capabilities, MediaTokens, Task
 
 _CHUNK: Final = 64
 _NUM_THREADS: Final = min(8, os.cpu_count() or 1)
@@ -38,26 +38,28 @@ class LongPrompt:
     num_tokens: int
 
 
-def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], *, key: str = "data.path") -> None:
+def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities, *, key: str = "data.path") -> None:
     """
     Measure the first prompts of some tasks; log how many are too long, if the policy drops or cuts them.
 
     Args:
         plan: of the run; it has the agents, the longest prompt and the policy.
         tasks: of one data set.
+        engine: what the engine of the run can do.
         key: of the config, which names the data set in the log.
 
     Raises:
         PromptTooLongError: a prompt is too long and the policy is `error`; the line names the first such row, counts
             the others and has the length of the longest.
-        DataError: a task names an unknown agent.
+        DataError: a task names an unknown agent, or has a picture that cannot be used.
+        ConfigError: a prompt has pictures, and the engine takes none.
     """
     limit = plan.max_prompt_tokens
     if limit is None or not tasks:
         return
     for task in tasks:
         plan.check_agent(task, task.agent_name or plan.default_agent)
-    found = [each for each in _measure(plan, tasks, key) if each.num_tokens > limit]
+    found = [each for each in _measure(plan, tasks, engine, key) if each.num_tokens > limit]
     if not found:
         return
     first, longest = found[0], max(each.num_tokens for each in found)
@@ -82,14 +84,14 @@ def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], *, key: str = "data.
     )
 
 
-def _measure(plan: RolloutPlan, tasks: Sequence[Task], key: str) -> Iterator[LongPrompt]:
+def _measure(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities, key: str) -> Iterator[LongPrompt]:
     """Yield the tasks with the lengths of their first prompts, in order, where these are known beforehand."""
     started = reported = time.monotonic()
     chunks = [tasks[at : at + _CHUNK] for at in range(0, len(tasks), _CHUNK)]
     # Threads, because a fast tokenizer leaves the interpreter lock, and processes would each load plugins and model.
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts") as pool:
         num_done = 0
-        for measured in pool.map(lambda chunk: _measure_chunk(plan, chunk), chunks):
+        for measured in pool.map(lambda chunk: _measure_chunk(plan, chunk, engine), chunks):
             yield from measured
             num_done = min(num_done + _CHUNK, len(tasks))
             if time.monotonic() - reported > _REPORT_S:
@@ -99,7 +101,7 @@ def _measure(plan: RolloutPlan, tasks: Sequence[Task], key: str) -> Iterator[Lon
                 )
 
 
-def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task]) -> list[LongPrompt]:
+def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities) -> list[LongPrompt]:
     found = []
     for task in tasks:
         program: Any = plan.agents[task.agent_name or plan.default_agent]
@@ -107,7 +109,14 @@ def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task]) -> list[LongPrompt]
         if first_prompt is None:
             continue
         try:
-            found.append(LongPrompt(task, len(first_prompt(task))))
+            prompt = first_prompt(task)
         except TemplateError:  # fails the task's episodes alone, with this reason
             continue
+        except DataError as error:
+            raise DataError(f"row {task.sample_index} (task {task.uid!r}): {error}") from error
+        if isinstance(prompt, MediaTokens) and not engine.pictures:
+            row = f"row {task.sample_index} (task {task.uid!r})"
+            needs = "which need the runtime local and an engine with the capability pictures"
+            raise ConfigError(f"{row} has pictures, {needs}")
+        found.append(LongPrompt(task, len(prompt)))
     return found

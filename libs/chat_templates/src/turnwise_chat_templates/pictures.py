@@ -171,7 +171,7 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         raise ConfigError(f"model.path: transformers has no processor for {str(folder)!r} ({name or 'none is named'})")
     try:
         loader: Any = transformers.AutoImageProcessor
-        images = loader.from_pretrained(str(folder), local_files_only=True, use_fast=False)
+        images = loader.from_pretrained(str(folder), local_files_only=True, backend="pil")
         # The processors of films need torchvision, and no message has a film.
         partial: Any = type(name, (found,), {"check_argument_for_proper_class": lambda *_arguments: None})
         parts = {"image_processor": images, "tokenizer": tokenizer}

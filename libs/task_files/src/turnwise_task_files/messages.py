@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from turnwise.errors import DataError
 from turnwise.types import JsonDict, Message
+from turnwise_task_files.pictures import read_part
 
 ROLES: Final = ("system", "user", "assistant", "tool", "developer")
 """The allowed roles of a message."""
@@ -28,7 +30,7 @@ def kind_of(value: object) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
+def take_messages(values: JsonDict, where: str, folder: Path | None = None) -> tuple[Message, ...]:
     """Remove the messages from the columns of a row and return them; a `DataError` starts with `where`."""
     messages, column = values.pop("messages", None), "messages"
     if messages is None:
@@ -44,10 +46,10 @@ def take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
         return ({"role": "user", "content": messages},)
     if not isinstance(messages, list):
         raise DataError(f"{where}: {column}: expected a list of {{role, content}}, got {kind_of(messages)}")
-    return tuple(_message(message, f"{where}: {column}[{index}]") for index, message in enumerate(messages))
+    return tuple(_message(message, f"{where}: {column}[{index}]", folder) for index, message in enumerate(messages))
 
 
-def _message(message: object, where: str) -> Message:
+def _message(message: object, where: str, folder: Path | None) -> Message:
     if not isinstance(message, dict):
         raise DataError(f"{where}: expected {{role, content}}, got {kind_of(message)}")
     message = _from_share_gpt(message, where)
@@ -68,7 +70,9 @@ def _message(message: object, where: str) -> Message:
     if content is None and role == "assistant" and kept.get("tool_calls"):
         return {**kept, "content": None}
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
-        return {**kept, "content": [{k: v for k, v in part.items() if v is not None} for part in content]}
+        parts = [{k: v for k, v in part.items() if v is not None} for part in content]
+        places = [f"{where}.content[{index}]" for index in range(len(parts))]
+        return {**kept, "content": [read_part(each, at, folder) for each, at in zip(parts, places, strict=True)]}
     raise DataError(f"{where}.content: expected a text or a list of typed parts, got {kind_of(content)}")
 
 

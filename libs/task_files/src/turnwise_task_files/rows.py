@@ -73,14 +73,16 @@ def read_tasks(
         wherever the file lies and whichever format it has, and holds neither "_" nor "/".
 
     Raises:
-        DataError: the file cannot be read, or a row of it is no task; the text names the file and the row.
+        DataError: the file cannot be read, or a row of it is no task or has a picture that cannot be read; the text
+            names the file and the row.
     """
     file = Path(path)
     found = read_rows(file, format)
-    return take_tasks(str(file), found, offset=offset, limit=limit, shuffle_seed=shuffle_seed, columns=columns)
+    options: Any = {"offset": offset, "limit": limit, "shuffle_seed": shuffle_seed, "columns": columns}
+    return take_tasks(str(file), found, folder=file.parent, **options)
 
 
-def take_tasks(
+def take_tasks(  # noqa: PLR0913 - keywords, each with a default
     place: str,
     found: Iterator[Located],
     *,
@@ -88,14 +90,19 @@ def take_tasks(
     limit: int | None = None,
     shuffle_seed: int | None = None,
     columns: Mapping[DataColumn, str | None] | None = None,
+    folder: Path | None = None,
 ) -> list[Task]:
-    """Return the tasks of the rows that were found in a place, such as a file; see `read_tasks`."""
+    """
+    Return the tasks of the rows that were found in a place, such as a file; see `read_tasks`.
+
+    The files of pictures are in `folder`; without one, rows have pictures as `data:` URLs alone.
+    """
     if offset < 0:
         raise DataError(f"{place}: 'offset' must be at least 0, not {offset}")
     if limit is not None and limit < 1:
         raise DataError(f"{place}: 'limit' must be at least 1, not {limit}")
     stop = None if limit is None else min(offset + limit, sys.maxsize)
-    rows = list(islice(_tasks(found, columns or {}), stop if shuffle_seed is None else None))
+    rows = list(islice(_tasks(found, columns or {}, folder), stop if shuffle_seed is None else None))
     if not rows:
         raise DataError(f"{place}: holds no rows")
     if shuffle_seed is not None:
@@ -109,13 +116,15 @@ def take_tasks(
 
 def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str = "row") -> Task:
     """Make a task of a row, whose values numpy or pyarrow may have made; `DataError` starts with `where`."""
-    return _make_task(row, row_number, where, None)
+    return _make_task(row, row_number, where, None, None)
 
 
-def _make_task(row: Mapping[str, object], row_number: int, where: str, holes: list[str] | None) -> Task:
+def _make_task(
+    row: Mapping[str, object], row_number: int, where: str, holes: list[str] | None, folder: Path | None
+) -> Task:
     """Return the task of a row; `holes` gets the columns without a number, None refuses them."""
     values = _plain_row(row, where, holes)
-    messages = take_messages(values, where)
+    messages = take_messages(values, where, folder)
     for name in ("reward_model", "reward_spec", "extra_info"):
         if values.get(name) is not None:
             values[name] = as_object(values[name], f"{where}: {name}")
@@ -173,7 +182,7 @@ class _Row:
     holes: tuple[str, ...]
 
 
-def _tasks(found: Iterator[Located], columns: Mapping[DataColumn, str | None]) -> Iterator[_Row]:
+def _tasks(found: Iterator[Located], columns: Mapping[DataColumn, str | None], folder: Path | None) -> Iterator[_Row]:
     renamed = {name: column for name, column in columns.items() if column is not None}
     first_seen: dict[str, str] = {}
     indexes = _Indexes()
@@ -186,7 +195,7 @@ def _tasks(found: Iterator[Located], columns: Mapping[DataColumn, str | None]) -
         others = {name: value for name, value in row.items() if name not in {*columns, *renamed.values()}}
         row = others | {name: row[column] for name, column in renamed.items()}
         holes: list[str] = []
-        task = _make_task(row, number, where, holes)
+        task = _make_task(row, number, where, holes, folder)
         indexes.add(None if row.get("sample_index") is None else task.sample_index, where)
         if row.get("uid") is None:
             # Some data sets repeat a row with its index on purpose: each copy is a separate task.

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError, ToolError
-from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop
+from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop, text_of_result
 from turnwise.naming import name_calls
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_environments.config import EnvironmentConfig
@@ -196,7 +196,7 @@ class EnvironmentAgent:
                 observation = await self._call_environment(episode, live, call)
                 text, answers = observation.text, observation.messages
             elif call.error or call.name in self._resources.tools:
-                text = (await episode.call_tool(call)).text
+                text = text_of_result(await episode.call_tool(call), "environment")
             else:
                 known = ", ".join([*names, *self._resources.tools]) or "none"
                 text = f"Error: there is no tool {call.name[:64]!r}; the tools are: {known}"

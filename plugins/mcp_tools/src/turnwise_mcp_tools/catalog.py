@@ -59,7 +59,7 @@ def build_tools(config: McpConfig) -> tuple[Tool, ...]:
     for server, tool in chosen:
         has_prefix = config.prefix == "always" or (config.prefix == "auto" and count[tool.name] > 1)
         name = f"{server.name}_{tool.name}" if has_prefix else tool.name
-        request = partial(client_requests.call_tool, tool.name)
+        request = partial(client_requests.call_tool, tool.name, server.config.pictures)
         schema = _schema(name, tool.description or "", tool.input_schema)
         tools.append(ServerTool(schema, server, request, (tool.name, tool.input_schema)))
     for offer in offers:

@@ -9,7 +9,7 @@ from mcp import Client
 from mcp.types import Tool as ListedTool
 
 from turnwise import ToolResult
-from turnwise_mcp_tools.contents import text_of_prompt, text_of_resource, text_of_result
+from turnwise_mcp_tools.contents import text_of_prompt, text_of_resource, text_of_result, with_pictures
 
 
 async def list_tools(client: Client) -> list[ListedTool]:
@@ -44,9 +44,11 @@ async def has_resources(client: Client) -> bool:
     return bool(client.server_capabilities.resources)
 
 
-async def call_tool(name: str, client: Client, arguments: Mapping[str, Any]) -> ToolResult:
-    """Call the tool `name` of a server."""
+async def call_tool(name: str, pictures: bool, client: Client, arguments: Mapping[str, Any]) -> ToolResult:
+    """Call the tool `name` of a server; `pictures` makes pictures of its images."""
     result = await client.call_tool(name, dict(arguments))
+    if pictures:
+        return with_pictures(result)
     return ToolResult(text=text_of_result(result), error=bool(result.is_error))
 
 

@@ -58,6 +58,8 @@ class McpConfig:
             servers have.
         resources: adds tools `SERVER_list_resources` and `SERVER_read_resource`.
         prompts: adds a tool `SERVER_get_prompt`.
+        pictures: the model sees the images in results of tools, which needs a model, an engine and an agent that take
+            pictures; without it, the model reads that an image is there.
         start_s: seconds that a server may take to start and to list its tools.
         call_s: seconds that a call may take.
         restarts: number of times that a server that died is started again for one session.
@@ -71,6 +73,7 @@ class McpConfig:
     prefix: Literal["never", "always", "auto"] = "auto"
     resources: bool = False
     prompts: bool = False
+    pictures: bool = False
     start_s: float = field(default=30.0, validator=validators.gt(0.0))
     call_s: float = field(default=60.0, validator=validators.gt(0.0))
     restarts: int = field(default=1, validator=validators.ge(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterable
 
 from mcp.types import (
@@ -19,12 +20,28 @@ from mcp.types import (
     TextResourceContents,
 )
 
+from turnwise import ToolResult
+from turnwise.errors import DataError, ToolError
+from turnwise.media import read_picture
+
 
 def text_of_result(result: CallToolResult) -> str:
     """Return the blocks of a result, or its structured value when there are none."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return text_of_blocks(result.content)
+
+
+def with_pictures(result: CallToolResult) -> ToolResult:
+    """Return a result whose images are pictures; `ToolError` for one that is no base64, or of no known type."""
+    images = [block for block in result.content if isinstance(block, ImageContent)]
+    others = result.model_copy(update={"content": [each for each in result.content if each not in images]})
+    text = text_of_result(others) if others.content or not images else ""
+    try:
+        pictures = tuple(read_picture(b64decode(each.data, validate=True), "an image of the server") for each in images)
+    except (ValueError, DataError) as error:
+        raise ToolError(f"the server returned an image that cannot be used: {error}") from error
+    return ToolResult(text=text, error=bool(result.is_error), pictures=pictures)
 
 
 def text_of_blocks(blocks: Iterable[ContentBlock]) -> str:

@@ -7,7 +7,8 @@ from functools import partial
 from turnwise import Chat, Episode, Message, ReasoningParser, State, Task
 from turnwise.errors import ConfigError
 from turnwise.messages import build_turn_message, encode_beside_loop
-from turnwise.types import TokenArray
+from turnwise.protocols import PictureChat
+from turnwise.types import MediaTokens, TokenArray
 from turnwise_single_turn.config import SingleTurnConfig
 
 
@@ -31,6 +32,7 @@ class SingleTurn:
             raise ConfigError("agent 'single_turn' writes prompts: the run needs a model with a chat template")
         self._config = config
         self._chat = chat
+        self._render = chat.picture_prompt if isinstance(chat, PictureChat) else chat.prompt
         self._split = None if reasoning_parser is None else reasoning_parser.split
 
     async def step(self, episode: Episode) -> State:
@@ -41,14 +43,14 @@ class SingleTurn:
     async def _start(self, episode: Episode) -> State:
         messages = episode.messages
         self._add_system_prompt(messages)
-        episode.begin(await encode_beside_loop(messages, partial(self._chat.prompt, messages)))
+        episode.begin(await encode_beside_loop(messages, partial(self._render, messages)))
         return State.GENERATING
 
-    def first_prompt(self, task: Task) -> TokenArray:
+    def first_prompt(self, task: Task) -> TokenArray | MediaTokens:
         """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
         messages = list(task.messages)
         self._add_system_prompt(messages)
-        return self._chat.prompt(messages)
+        return self._render(messages)
 
     def _add_system_prompt(self, messages: list[Message]) -> None:
         system_prompt = self._config.system_prompt

@@ -24,9 +24,11 @@ from turnwise import Episode, Message, Resources, State, Task, ToolCall, ToolRes
 from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
 from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop, name_call, unknown_tool
 from turnwise.naming import name_calls
+from turnwise.protocols import PictureChat
 from turnwise.task_tools import parse_turn, read_task_tools
-from turnwise.types import TokenArray, ToolSchema
+from turnwise.types import MediaTokens, TokenArray, ToolSchema
 from turnwise_tool_agent.config import ToolAgentConfig
+from turnwise_tool_agent.pictures import show_pictures
 from turnwise_tool_agent.truncation import truncate
 
 MAX_RESPONSES: Final = 32
@@ -52,7 +54,9 @@ class ToolAgent:
         if resources.tools and resources.parser is None:
             raise ConfigError("agent 'tool_agent' cannot find tool calls: set parser in the config, such as 'hermes'")
         self._config = config
-        self._chat = resources.chat
+        self._chat = chat = resources.chat
+        self._render = chat.picture_prompt if isinstance(chat, PictureChat) else chat.prompt
+        self._append = chat.picture_delta if isinstance(chat, PictureChat) else chat.delta
         self._parser = resources.parser
         self._split = None if resources.reasoning is None else resources.reasoning.split
         self._schemas = resources.tool_schemas
@@ -94,12 +98,12 @@ class ToolAgent:
             )
         return self._schemas if own is None else own
 
-    def _prompt(self, messages: Sequence[Message], task: Task) -> TokenArray:
+    def _prompt(self, messages: Sequence[Message], task: Task) -> TokenArray | MediaTokens:
         tools = self._tools_of(task)
         if not tools or self._config.tools_in_prompt:
-            return self._chat.prompt(messages)
+            return self._render(messages)
         try:
-            return self._chat.prompt(messages, tools)
+            return self._render(messages, tools)
         except TemplateError:
             # A template that shows no tools fails all tasks, so it ends the run; a message of this task fails it alone.
             self._check_tools(tools)
@@ -124,7 +128,7 @@ class ToolAgent:
         episode.begin(await encode_beside_loop(messages, partial(self._prompt, messages, episode.task)))
         return State.GENERATING
 
-    def first_prompt(self, task: Task) -> TokenArray:
+    def first_prompt(self, task: Task) -> TokenArray | MediaTokens:
         """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
         messages = list(task.messages)
         self._add_system_prompt(messages)
@@ -210,7 +214,8 @@ class ToolAgent:
         config = self._config
         text = truncate(result.text, config.max_tool_response_length, config.tool_response_truncate_side)
         name = call["name"] or UNNAMED_CALL
-        return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
+        content = show_pictures(text, result.pictures, self._chat, name) if result.pictures else text
+        return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
     def _limit_responses(self, results: list[ToolResult]) -> list[ToolResult]:
         # A model that repeats itself may write thousands of calls. The chat template is verified once for each number
@@ -235,7 +240,7 @@ class ToolAgent:
         last_token_id = int(episode.trajectory.input_ids[-1])
         with_tools = bool(self._tools_of(episode.task))
         added = await encode_beside_loop(
-            messages, partial(self._chat.delta, messages, last_token_id, with_tools=with_tools)
+            messages, partial(self._append, messages, last_token_id, with_tools=with_tools)
         )
         episode.observe(added)
         if messages[0]["role"] == "tool":

@@ -20,7 +20,7 @@ import numpy as np
 
 from turnwise import Episode, GenerateResult, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError
-from turnwise.messages import encode_beside_loop
+from turnwise.messages import encode_beside_loop, text_of_result
 from turnwise.types import TokenArray
 from turnwise_torl_python.blocks import extract_last_python_block
 from turnwise_torl_python.config import TorlPythonConfig
@@ -164,6 +164,7 @@ class TorlPython:
         """Run a program and return the text of its output block."""
         memory: dict[str, Any] = episode.memory
         result = await episode.call_tool(ToolCall(name=self._config.tool, arguments={"code": code}, raw=code))
+        text_of_result(result, "torl_python")  # it refuses pictures
         memory["calls"] += 1
         memory["successes"] += not result.error
         episode.record_metric("programs_passed", not result.error)

@@ -20,7 +20,7 @@ from turnwise.errors import InvariantError
 from turnwise.protocols import Agent, Episode, PromptingAgent
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
-from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, State, Status
+from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, MediaTokens, State, Status
 from turnwise_testing.checks.check import register
 from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.engines.scripted import Failure, ScriptedEngine
@@ -206,7 +206,10 @@ async def check_first_prompt_is_that_of_the_record(probe: AgentProbe) -> None:
         run = await probe.run(task, agent=agent)
         for record in run.result.trajectories[:1]:
             begun = record.input_ids[: record.num_prompt_tokens]
-            expect_equal(list(begun), list(told), "prompt of the first record, and the one that `first_prompt` tells")
+            told_ids = told.token_ids if isinstance(told, MediaTokens) else told
+            expect_equal(
+                list(begun), list(told_ids), "prompt of the first record, and the one that `first_prompt` tells"
+            )
 
 
 async def run_agent_checks(probe: AgentProbe, names: Iterable[str] = AGENT_CHECKS) -> None:

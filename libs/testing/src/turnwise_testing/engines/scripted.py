@@ -134,12 +134,11 @@ class ScriptedEngine:
         latency_s: seconds before the first token, or a function of the request.
         token_latency_s: seconds for each token, or a function of the request and the token's index.
         failures: failures of calls.
-        capabilities: all but stop strings and layouts, unless given.
+        capabilities: all but stop strings, layouts and pictures, unless given.
         record: keep all requests and calls in `requests` and `calls`; off for long benchmarks.
         requests: every request seen, in order of arrival.
         calls: every other call, such as ``("sleep", 1)`` or ``("update_weights", 3)``.
-        num_calls: `generate` calls so far.
-        weight_version: of results.
+        num_calls, weight_version: `generate` calls so far, and the version of results.
     """
 
     outputs: Outputs | None = None
@@ -268,6 +267,8 @@ class ScriptedEngine:
             self.requests.append(request)
         if request.sampling.stop and not self.capabilities.stop_strings:
             raise EngineError("the scripted engine has no stop strings")
+        if request.pictures and not self.capabilities.pictures:
+            raise EngineError("the scripted engine takes no pictures")
         if request.request_id in self._running:
             raise EngineError(f"request {request.request_id!r} is in flight already")
         return _room(len(request.token_ids), request.sampling.max_tokens, self.capabilities.max_context)

@@ -8,6 +8,7 @@ key names the episode, whose tool sessions have it, so all clients of an episode
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -134,7 +135,11 @@ async def _call_tool(params: JsonObject, backend: SessionBackend) -> JsonObject:
     if not isinstance(arguments, dict | None):
         raise _RpcError(_INVALID_PARAMS, "arguments must be an object")
     result = await backend.call_tool(ToolCall(name=name, arguments=arguments or {}))
-    return {"content": [{"type": "text", "text": result.text}], "isError": result.error}
+    pictures = [
+        {"type": "image", "data": b64encode(each.data).decode("ascii"), "mimeType": each.media_type}
+        for each in result.pictures
+    ]
+    return {"content": [{"type": "text", "text": result.text}, *pictures], "isError": result.error}
 
 
 _METHODS: Final[Mapping[str, Callable[[JsonObject, SessionBackend], Awaitable[JsonObject]]]] = {

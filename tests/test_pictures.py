@@ -1,0 +1,160 @@
+"""Pictures from a file of tasks to the files of results, by the command line, with real processors and no model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise.media import Picture
+from turnwise_result_files import load_packed_batch, read_results
+from turnwise_testing.inputs.vision import make_picture, save_qwen
+from turnwise_testing.whole_runs.installation import install_plugin
+from turnwise_testing.whole_runs.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
+
+SOURCE = Path(__file__).with_name("turnwise_pictures.py").read_text(encoding="utf-8")
+CAT, DOG = make_picture(20, 30, "red"), make_picture(50, 20, "blue", "JPEG")
+PLUGINS = [PLUGIN, "pictures", "tool_agent", "single_turn", "hermes_parser"]
+
+pytestmark = pytest.mark.usefixtures("starts_a_process")
+
+
+def write_run(folder: Path, *, picture: Picture = CAT, **sections: object) -> Path:
+    """Write a run with two tasks about a cat; its camera shows a dog."""
+    usual: dict[str, object] = {
+        "engine": {"name": "seeing", "log": str(folder / "requests.jsonl")},
+        "agent": "tool_agent",
+        "parser": "hermes",
+        "tools": [{"name": "camera", "file": str(folder / "dog.jpg")}],
+        "rollout": {"n": 2, "prompt_length": 2048, "response_length": 512},
+    }
+    file = write_scripted_run(folder, **{**usual, "plugins": PLUGINS, **sections})
+    install_plugin(folder / SITE, "turnwise_pictures", SOURCE, entry="pictures")
+    save_qwen(folder / "model")
+    (folder / "images").mkdir()
+    (folder / "images" / "cat.png").write_bytes(picture.data)
+    (folder / "dog.jpg").write_bytes(DOG.data)
+    content = [{"type": "text", "text": "Which animal?"}, {"type": "image", "path": "images/cat.png"}]
+    rows = [{"messages": [{"role": "user", "content": content}], "uid": f"task{number}"} for number in range(2)]
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return file
+
+
+def roll_out(folder: Path, file: Path | str, *words: str) -> subprocess.CompletedProcess[str]:
+    out = () if "--resume" in words else ("--out", str(folder / "out"))
+    command = [sys.executable, "-m", "turnwise.cli", "rollout", *([str(file)] if file else []), *words, *out]
+    return subprocess.run(command, env=environment_of(folder), capture_output=True, text=True, check=False, timeout=300)
+
+
+def fail(folder: Path, **options) -> str:
+    """Return the last line of a run that is refused before its first episode."""
+    done = roll_out(folder, write_run(folder, **options))
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stderr
+    assert not (folder / "out" / "trajectories.parquet").exists()
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_run_of_the_command_line(tmp_path):
+    """The engine gets each picture at its placeholders, and the results hold each once, bytes unchanged."""
+    done = roll_out(tmp_path, write_run(tmp_path))
+    assert done.returncode == 0, done.stderr
+    media = tmp_path / "out" / "media"
+    assert sorted([CAT.file_name, DOG.file_name]) == sorted(file.name for file in media.iterdir())
+    assert [CAT.data, DOG.data] == [(media / each.file_name).read_bytes() for each in (CAT, DOG)]
+    results = read_results(tmp_path / "out")
+    assert ["completed"] * 4 == [str(each.status) for each in results]
+    requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    for result in results:
+        (record,) = result.trajectories
+        places = [(p.start, p.num_tokens, p.picture.key) for p in record.pictures]
+        assert [CAT.key, DOG.key] == [key for _start, _num, key in places]
+        pad = int(record.input_ids[record.pictures[0].start])
+        assert all((record.input_ids[p.start : p.stop] == pad).all() for p in record.pictures)
+        last = next(each for each in requests if len(each["places"]) == 2)
+        assert [list(place) for place in places] == last["places"]
+        assert record.input_ids[: len(last["ids"])].tolist() == last["ids"]
+        kinds = [part["type"] for part in result.messages[2]["content"]]
+        assert kinds == ["text", "image_url"]
+    for row, result in zip(load_packed_batch(tmp_path / "out" / "batch.safetensors").rows, results, strict=True):
+        assert [p.picture.key for p in row.pictures] == [p.picture.key for p in result.trajectories[0].pictures]
+
+
+def test_a_resumed_run_knows_its_tasks_again(tmp_path):
+    """Its files have references, and the tasks the bytes; a changed picture is a changed task."""
+    file = write_run(tmp_path)
+    assert roll_out(tmp_path, file).returncode == 0
+    assert roll_out(tmp_path, "", "--resume", str(tmp_path / "out")).returncode == 0
+    (tmp_path / "images" / "cat.png").write_bytes(DOG.data)
+    done = roll_out(tmp_path, "", "--resume", str(tmp_path / "out"))
+    assert done.returncode != 0
+    assert "row 0 has changed since episode" in done.stderr
+
+
+def test_single_turns_show_pictures(tmp_path):
+    """The agent without tools takes them as well."""
+    done = roll_out(tmp_path, write_run(tmp_path, agent="single_turn", tools=[], parser=None))
+    assert done.returncode == 0, done.stderr
+    assert [[CAT.key]] * 4 == [
+        [p.picture.key for p in r.trajectories[0].pictures] for r in read_results(tmp_path / "out")
+    ]
+
+
+def test_an_engine_without_pictures(tmp_path):
+    """The run is refused before its first episode."""
+    assert "row 0 (task 'task0') has pictures, which need" in fail(
+        tmp_path, engine={"name": "seeing", "pictures": False}
+    )
+
+
+def test_a_model_without_pictures(tmp_path):
+    """So is one whose model takes none."""
+    file = write_run(tmp_path)
+    (tmp_path / "model" / "preprocessor_config.json").unlink()
+    done = roll_out(tmp_path, file)
+    assert done.returncode != 0
+    assert "the model takes no pictures" in done.stderr
+
+
+def test_a_broken_picture_of_a_task(tmp_path):
+    """The line names the row."""
+    broken = Picture(data=CAT.data[:50], media_type="image/png")
+    line = fail(tmp_path, picture=broken)
+    assert "row 0 (task 'task0'): picture" in line
+    assert "is broken" in line
+
+
+def test_a_broken_picture_of_a_tool(tmp_path):
+    """The tool is at fault, and other episodes go on."""
+    file = write_run(tmp_path)
+    (tmp_path / "dog.jpg").write_bytes(DOG.data[:100])
+    done = roll_out(tmp_path, file)
+    assert "Traceback" not in done.stderr
+    faults = [each.fault for each in read_results(tmp_path / "out")]
+    assert {("tool", "ToolError")} == {(fault.owner, fault.kind) for fault in faults if fault}
+    assert all("is broken" in fault.message for fault in faults if fault)
+
+
+def test_a_missing_picture_of_a_task(tmp_path):
+    """One line names the file, the row and the part."""
+    file = write_run(tmp_path)
+    (tmp_path / "images" / "cat.png").unlink()
+    done = roll_out(tmp_path, file)
+    assert done.returncode != 0
+    line = done.stderr.strip().splitlines()[-1]
+    assert "data.jsonl, line 1: messages[0].content[1]: the picture 'images/cat.png' cannot be read" in line
+
+
+def test_the_config_is_plain(tmp_path):
+    """A run without pictures in its tasks has no folder of them."""
+    file = write_run(tmp_path, tools=[], parser=None, agent="single_turn")
+    (tmp_path / "data.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "Hello"}]}))
+    assert roll_out(tmp_path, file).returncode == 0
+    assert not (tmp_path / "out" / "media").exists()
+    assert "picture" not in yaml.safe_dump(
+        yaml.safe_load((tmp_path / "out" / "config.resolved.yaml").read_text())["rollout"]
+    )

@@ -252,6 +252,8 @@ class ToolResult:
         metrics: numbers for the logs, such as counts and seconds: the sum over an episode's calls is logged.
         error: the call failed, and `text` gives the reason; the model may try again.
         pictures: that the model sees behind the text; an episode fails where the agent or the chat takes none.
+        ends_episode: the agent ends the episode, completed, when all calls of the turn have their results. The model
+            reads none of them.
     """
 
     text: str
@@ -259,6 +261,7 @@ class ToolResult:
     metrics: Mapping[str, float] = field(factory=dict)
     error: bool = False
     pictures: tuple[Picture, ...] = ()
+    ends_episode: bool = False
 
 
 @frozen(kw_only=True)

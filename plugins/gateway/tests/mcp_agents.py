@@ -45,6 +45,8 @@ class Tally:
             finally:
                 self.ended.set()
         session["sum"] += number
+        if number == 99:
+            return ToolResult(text="handed in", ends_episode=True)
         text = "x" * number if number > 1000 else str(session["sum"])
         return ToolResult(text=text, reward=0.5, metrics={"additions": 1})
 
@@ -144,6 +146,23 @@ async def hit_infrastructure(task, client):
         reply = await rpc.ask("tools/call", name="tally", arguments={"n": -2})
         assert reply["error"]["message"].startswith("engine: ")
         await asyncio.Event().wait()  # the session ends the agent
+
+
+async def hand_in(task, client):
+    """Call the tool that ends the episode; the next calls are refused, and the agent fails at that."""
+    async with aiohttp.ClientSession() as http:
+        rpc = RpcClient(client, http)
+        await ask_model(task, client, http)
+        assert (False, "handed in") == await rpc.call("tally", n=99)
+        await ask_model(task, client, http)
+
+
+async def hand_in_and_stay(task, client):
+    """Call the tool that ends the episode, and do not end."""
+    async with aiohttp.ClientSession() as http:
+        await ask_model(task, client, http)
+        assert (False, "handed in") == await RpcClient(client, http).call("tally", n=99)
+        await asyncio.Event().wait()
 
 
 async def leave_early(task, client):

@@ -46,6 +46,8 @@ def fake_python(code: str) -> ToolResult:
     if code == "crash":
         text = "printed before\nTraceback (most recent call last):\n  File x\nValueError: crash"
         return ToolResult(text=text, error=True)
+    if code == "submit":
+        return ToolResult(text="submitted", ends_episode=True)
     if code == "silent":
         return ToolResult(text="")
     if code == "down":

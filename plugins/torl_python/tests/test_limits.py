@@ -47,6 +47,12 @@ class TestLimits:
         assert done.result.status is Status.TRUNCATED
         assert (done.episode.memory["calls"], shown(done)) == (1, [])
 
+    def test_the_tool_ends_the_episode(self, converse):
+        """The record and the messages end with the model's turn."""
+        done = converse(call("submit"), "More.")
+        assert done.result.status is Status.COMPLETED
+        assert (done.episode.memory["calls"], shown(done), done.result.metrics.num_turns) == (1, [], 1)
+
     @pytest.mark.parametrize("room", range(1, 12))
     def test_a_turn_beyond_the_budget_is_truncated(self, room, converse):
         """The messages have the text so far, also when the budget ends inside the stop string."""

@@ -71,6 +71,37 @@ def test_an_agent_works_in_a_box_on_ray(tmp_path):
     check_work(tmp_path)
 
 
+HAND_IN = (
+    call("shell", command="cat task.txt > answer.txt"),
+    call("shell", command="sleep 0.2; echo more >> answer.txt") + call("submit", message="I copied it."),
+    "Not said.",
+)
+
+
+def check_hand_in(folder):
+    """The episodes are complete, with their two turns, all three calls, and no result of the last turn."""
+    episodes = list(read_results(folder / "out"))
+    assert len(episodes) == 2
+    for episode in episodes:
+        assert str(episode.status) == "completed", episode.fault
+        assert answers(episode) == ["(no output)"]
+        assert (episode.metrics.num_turns, episode.metrics.num_tool_calls) == (2, 3)
+        assert episode.metrics.extra["tool/workspace_submitted"] == 1.0
+        assert episode.metrics.extra["tool/workspace_commands"] == 2.0
+
+
+@needs_boxes
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_the_model_hands_in(runtime, tmp_path):
+    """The tool `submit` ends the episode when the other calls of its turn have ended, on both runtimes."""
+    write_run(tmp_path, HAND_IN, {"tools": ["shell", "submit"]}, ROWS, runtime=runtime)
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    check_hand_in(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("faults", "deadlines", "status", "text"),
     [

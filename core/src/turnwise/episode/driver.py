@@ -220,6 +220,8 @@ async def _step_to_end(episode: LiveEpisode, agent: Agent) -> Outcome:
     except Exception as error:  # noqa: BLE001 - classified, and kept in the result
         outcome = _classify(error, episode.timer.activity)
         return evolve(outcome, limit=_complete_limit(outcome.limit, episode)) if outcome.limit else outcome
+    if episode.counters.num_endings:  # an agent that bounds its requests may have cut the turn that called the tool
+        return Outcome(Status.COMPLETED)
     truncated = episode.last_finish is not None and episode.last_finish.is_cut
     return Outcome(Status.TRUNCATED if truncated else Status.COMPLETED, limit=episode.reached)
 

@@ -237,7 +237,11 @@ class Episode(Protocol):
         """Append forced tokens; `BudgetExhausted` when they do not fit."""
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
-        """Run one tool call under its deadline. A failure becomes a result with `error`, for the model."""
+        """
+        Run one tool call under its deadline. A failure becomes a result with `error`, for the model.
+
+        A result with `ends_episode` asks the agent to end the episode, once the other calls of the turn have ended.
+        """
 
     async def open_tool(self, name: str) -> object:
         """

@@ -27,6 +27,8 @@ class Counters:
     num_cached_tokens: int = 0
     tool_reward: float = 0.0
     num_sampled_tokens: int = 0
+    num_endings: int = 0
+    """Results of tools since the last turn that end the episode."""
     extra: dict[str, float] = field(factory=dict)
     unappended: dict[str, int] = field(factory=dict)
     """Samples that were not appended, by the start of their turn."""
@@ -45,6 +47,7 @@ class Counters:
     def add_turn(self, turn: RecordedTurn) -> None:
         """Count a sample as a turn, when it is appended."""
         self.unappended.pop(str(turn.position), None)
+        self.num_endings = 0
         if len(turn.result.token_ids):  # an abort may come before the first token
             self.turn_records.append(turn.position[0] - 1)
             if turn.result.replica not in self.replicas:
@@ -55,6 +58,7 @@ class Counters:
         self.tool_s += call.seconds
         self.num_tool_calls += 1
         self.num_tool_errors += result.error
+        self.num_endings += result.ends_episode
         self.tool_reward += result.reward or 0.0
         for name, value in result.metrics.items():
             self.add_extra(f"tool/{name}", value)

@@ -214,8 +214,9 @@ def _check_numbers(result: ToolResult) -> None:
     for name, value in result.metrics.items():
         if not isinstance(value, Real):
             raise TypeError(f"the tool gave the metric {name!r} the value {value!r}, expected a number")
-    if result.error not in (True, False):
-        raise TypeError(f"the tool returned error={result.error!r}, expected True or False")
+    for name in ("error", "ends_episode"):
+        if (value := getattr(result, name)) not in (True, False):
+            raise TypeError(f"the tool returned {name}={value!r}, expected True or False")
 
 
 def _finite(reward: float | None) -> float | None:

@@ -11,7 +11,7 @@ has room for another turn.
     turn              text and calls of the last turn
     actions           all actions so far, from which a repeatable environment is made again
     reported_score    {"turns": [...]}, the reward of each turn; the core's reward `reported` returns it
-    ended_by          "environment", "environment_limit" or "max_turns"
+    ended_by          "environment", "environment_limit", "tool" or "max_turns"
 """
 
 from __future__ import annotations
@@ -156,6 +156,9 @@ class EnvironmentAgent:
             messages, last = await self._say(episode, live, memory["turn"]["text"])
         if last.ends:
             return _end(memory, "environment" if last.done else "environment_limit")
+        if memory.get("ended_by") == "tool":
+            await self._finish(episode)
+            return State.TERMINATED
         if self._config.max_turns is not None and memory["turns"] >= self._config.max_turns:
             await self._finish(episode)
             episode.note_limit("max_turns", self._config.max_turns)
@@ -185,7 +188,7 @@ class EnvironmentAgent:
     async def _run_calls(
         self, episode: Episode, live: LiveEnvironment, calls: Sequence[Mapping[str, Any]]
     ) -> tuple[Sequence[Message], Observation]:
-        """Run the calls in order, up to one that ends the environment."""
+        """Run the calls in order, up to one that ends the environment or the episode."""
         messages: list[Message] = []
         observation = Observation()
         names = {schema["function"]["name"] for schema in live.tools}
@@ -196,7 +199,11 @@ class EnvironmentAgent:
                 observation = await self._call_environment(episode, live, call)
                 text, answers = observation.text, observation.messages
             elif call.error or call.name in self._resources.tools:
-                text = text_of_result(await episode.call_tool(call), "environment")
+                result = await episode.call_tool(call)
+                text = text_of_result(result, "environment")
+                if result.ends_episode:
+                    _end(episode.memory, "tool")
+                    break
             else:
                 known = ", ".join([*names, *self._resources.tools]) or "none"
                 text = f"Error: there is no tool {call.name[:64]!r}; the tools are: {known}"

@@ -25,7 +25,8 @@ class AgentLimits(SessionOptions):
         session_s: seconds that an attempt may take; None leaves it to `rollout.deadlines.episode_s`.
         start_s: seconds until the first call; None for no limit.
         idle_s: seconds without a call; None for no limit.
-        exit_grace_s: seconds that the agent gets to end after a call was refused for lack of budget.
+        exit_grace_s: seconds that the agent gets to end after a call was refused for lack of budget, or a
+            tool has ended the episode.
     """
 
     session_s: float | None = field(default=None, validator=_more_than_0)

@@ -114,6 +114,15 @@ def test_a_failing_service_ends_the_episode_with_its_owner(run):
     assert "disk is full" in done.result.fault.message
 
 
+@pytest.mark.parametrize("agent", ["hand_in", "hand_in_and_stay"])
+def test_a_tool_ends_the_episode(agent, run):
+    """The agent reads the result; whatever it does then, the episode is complete and has the turns before it."""
+    (done,) = run(agent, exit_grace_s=0.2)
+
+    assert Status.COMPLETED is done.result.status, done.result.fault
+    assert done.result.metrics.num_turns == 1
+
+
 def test_a_cut_call_is_cancelled(run, tally):
     """When the client breaks the connection, the tool is cancelled, and the session has its state for the next call."""
     (done,) = run("cut_a_call")

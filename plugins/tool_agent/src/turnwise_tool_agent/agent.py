@@ -7,7 +7,7 @@ record and `Episode.memory`, which holds JSON values:
     assistant_turns, user_turns     counts so far
     tool_rewards, turn_rewards      rewards of tool calls, and of turns of the simulated user
     calls                           calls of the last turn that have no response yet
-    ended_by                        "answer", "calls", "interaction", "max_assistant_turns" or "max_user_turns"
+    ended_by                        "answer", "calls", "tool", "interaction", "max_assistant_turns" or "max_user_turns"
 
 A task may bring its own tools, see `turnwise.task_tools`. A call of one that the run cannot execute ends the episode
 by "calls".
@@ -185,6 +185,8 @@ class ToolAgent:
             episode.record_metric("max_parallel_calls_hit", 1)
         results = await self._run(episode, [*self._limited_calls(calls, episode.task)])
         episode.memory["tool_rewards"] += [result.reward for result in results if result.reward is not None]
+        if any(result.ends_episode for result in results):
+            return _end(episode.memory, "tool")
         shown = self._limit_responses(results)
         messages = [self._tool_message(call, result) for call, result in zip(calls, shown, strict=False)]
         return await self._continue(episode, messages)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from turnwise import Episode, GenerateResult, Message, Resources, State, Task, ToolCall
+from turnwise import Episode, GenerateResult, Message, Resources, State, Task, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError
 from turnwise.messages import encode_beside_loop, text_of_result
 from turnwise.types import TokenArray
@@ -152,7 +152,10 @@ class TorlPython:
         memory["rounds"] += 1
         written = self._tokenizer.decode(self._turn_ids(episode)).partition(STOP)[0]
         code = extract_last_python_block(written)
-        shown = self._config.no_code_output if code is None else await self._run_program(episode, code)
+        result = None if code is None else await self._run_program(episode, code)
+        if result is not None and result.ends_episode:
+            return State.TERMINATED
+        shown = self._config.no_code_output if result is None else format_observation(result, self._config)
         output = self._encode_output(shown)
         episode.observe(output)
         episode.record_metric("tool_output_tokens", len(output))
@@ -160,15 +163,15 @@ class TorlPython:
         memory["turn_start"] = len(episode.trajectory)
         return State.GENERATING
 
-    async def _run_program(self, episode: Episode, code: str) -> str:
-        """Run a program and return the text of its output block."""
+    async def _run_program(self, episode: Episode, code: str) -> ToolResult:
+        """Run a program, and count it."""
         memory: dict[str, Any] = episode.memory
         result = await episode.call_tool(ToolCall(name=self._config.tool, arguments={"code": code}, raw=code))
         text_of_result(result, "torl_python")  # it refuses pictures
         memory["calls"] += 1
         memory["successes"] += not result.error
         episode.record_metric("programs_passed", not result.error)
-        return format_observation(result, self._config)
+        return result
 
     def _encode_output(self, shown: str) -> TokenArray:
         """Return the ids of an output and its closing fence, tokenized as a continuation of the stop string."""

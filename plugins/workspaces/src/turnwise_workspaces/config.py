@@ -13,7 +13,8 @@ from attrs import field, frozen, validators
 from turnwise.config.parts import Choice
 from turnwise_workspaces.workspace import Limits
 
-TOOLS: Final = ("shell", "read_file", "write_file", "edit_file")
+USUAL_TOOLS: Final = ("shell", "read_file", "write_file", "edit_file")
+TOOLS: Final = (*USUAL_TOOLS, "submit")
 _positive = validators.gt(0.0)
 _at_least_one = validators.ge(1)
 
@@ -68,14 +69,14 @@ class WorkspaceToolsConfig(WorkspaceConfig):
     Options of the tools, all of which work in one workspace in an episode.
 
     Attributes:
-        tools: that the model gets.
+        tools: that the model gets; `submit`, which ends the episode, is not among the usual ones.
         shell: program that runs the texts of `shell`, with `-c`.
         command_s: seconds that a command may take; it must be less than `rollout.deadlines.tool_call_s` of the run.
         max_output_bytes: of a command's output that the tool keeps.
         max_read_bytes: of a file that `read_file` returns.
     """
 
-    tools: tuple[str, ...] = field(default=TOOLS, validator=validators.deep_iterable(validators.in_(TOOLS)))
+    tools: tuple[str, ...] = field(default=USUAL_TOOLS, validator=validators.deep_iterable(validators.in_(TOOLS)))
     shell: str = "/bin/sh"
     command_s: float = field(default=30.0, validator=_positive)
     max_output_bytes: int = field(default=2**18, validator=_at_least_one)

@@ -1,4 +1,4 @@
-"""The tools `shell`, `read_file`, `write_file` and `edit_file`, which share the workspace of an episode."""
+"""The tools `shell`, `read_file`, `write_file`, `edit_file` and `submit`, which share the workspace of an episode."""
 
 from __future__ import annotations
 
@@ -106,6 +106,12 @@ async def _edit_file(
     return ToolResult(text="replaced 1 place")
 
 
+async def _submit(
+    _config: WorkspaceToolsConfig, _workspace: OwnedWorkspace, _arguments: Mapping[str, Any]
+) -> ToolResult:
+    return ToolResult(text="submitted", metrics={"workspace_submitted": 1.0}, ends_episode=True)
+
+
 def _encoded(text: str) -> bytes:
     try:
         return text.encode()
@@ -150,7 +156,13 @@ _TOOLS: Final[Mapping[str, tuple[Run, str, Mapping[str, Any]]]] = {
             "new": {"type": "string", "description": "The text in its place."},
         },
     ),
+    "submit": (
+        _submit,
+        "End the work and hand it in. Nothing can be changed afterwards.",
+        {"message": {"type": "string", "description": "A note about the work; it may be left out."}},
+    ),
 }
+_OPTIONAL: Final = frozenset({"message"})
 
 
 def make_tools(config: WorkspaceToolsConfig, resources: Resources) -> tuple[WorkspaceTool, ...]:
@@ -170,7 +182,7 @@ def _schema(name: str) -> ToolSchema:
     parameters = {
         "type": "object",
         "properties": dict(properties),
-        "required": list(properties),
+        "required": [each for each in properties if each not in _OPTIONAL],
         "additionalProperties": False,
     }
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}

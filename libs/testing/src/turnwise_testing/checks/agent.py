@@ -10,17 +10,28 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from attrs import evolve, field, frozen
 
 from turnwise.errors import InvariantError
-from turnwise.protocols import Agent, Episode, PromptingAgent
+from turnwise.protocols import Agent, Episode, PromptingAgent, Tool
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
-from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, MediaTokens, State, Status
+from turnwise.types import (
+    Capabilities,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    MediaTokens,
+    State,
+    Status,
+    Task,
+    ToolResult,
+    ToolSchema,
+)
 from turnwise_testing.checks.check import register
 from turnwise_testing.checks.part import PartChecks
 from turnwise_testing.engines.scripted import Failure, ScriptedEngine
@@ -212,6 +223,23 @@ async def check_first_prompt_is_that_of_the_record(probe: AgentProbe) -> None:
             )
 
 
+@_check
+async def check_a_tool_can_end_the_episode(probe: AgentProbe) -> None:
+    """After the turn with a result that ends the episode the model is not asked again, and the episode is complete."""
+    for task in probe.tasks:
+        engine = probe.engine()
+        await engine.start()
+        ended: list[int] = []
+        tools = {name: _EndingTool(tool, engine, ended) for name, tool in probe.resources.tools.items()}
+        ending = evolve(probe, resources=evolve(probe.resources, tools=tools))
+        run = await ending.run(task, engine=engine)
+        _expect_ended(run)
+        _expect_sound(run)
+        if ended:
+            expect_equal(engine.num_calls, ended[0], "requests to the engine, and those before the end by a tool")
+            expect_equal(run.result.status, Status.COMPLETED, "status after the end by a tool")
+
+
 async def run_agent_checks(probe: AgentProbe, names: Iterable[str] = AGENT_CHECKS) -> None:
     """Run checks one after the other; the first that fails raises."""
     for name in names:
@@ -226,6 +254,30 @@ def _budgets(probe: AgentProbe) -> list[int]:
 def _uneven(request: GenerateRequest) -> float:
     """Return a latency that makes episodes overtake each other."""
     return float(int(request.token_ids.sum()) % 7) / 1000
+
+
+@frozen
+class _EndingTool:
+    """A tool whose results end the episode, and the number of requests to the engine at each of them."""
+
+    tool: Tool
+    engine: ScriptedEngine
+    ended: list[int]
+
+    @property
+    def schema(self) -> ToolSchema:
+        return self.tool.schema
+
+    async def create(self, task: Task) -> object:
+        return await self.tool.create(task)
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        result = await self.tool.execute(session, arguments)
+        self.ended.append(self.engine.num_calls)
+        return evolve(result, ends_episode=True)
+
+    async def release(self, session: object) -> float | None:
+        return await self.tool.release(session)
 
 
 @frozen

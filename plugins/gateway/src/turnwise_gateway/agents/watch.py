@@ -32,6 +32,8 @@ async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, con
         error = running.result() if running.done() else watching.result()
         running.cancel()
         watching.cancel()
+    if session.tools.has_finished and session.error is None:  # the agent is not to blame if it fails without its model
+        return
     refusal = session.exhausted
     # The engine and the limits come first: an agent whose calls are refused fails for that reason.
     if session.error is not None:
@@ -79,15 +81,16 @@ async def _run(agent: Coroutine[Any, Any, None], session: Session) -> Exception 
     return None
 
 
-async def _wait_for_limit(session: Session, config: AgentLimits) -> Exception:
-    """Return the error that ends an agent before it ends itself."""
+async def _wait_for_limit(session: Session, config: AgentLimits) -> Exception | None:
+    """Return the error that ends an agent before it ends itself; None if a tool has ended the episode."""
     now = asyncio.get_running_loop().time
     # Without a limit for idle agents, this task need not run at every call.
     event = session.ending if config.idle_s is None and config.start_s is None else session.changed
     started, grace_end = now(), None
     while session.error is None:
         refusal = session.exhausted
-        if refusal is not None and refusal.kind == "budget_exhausted" and grace_end is None:
+        is_over = session.tools.has_finished or (refusal is not None and refusal.kind == "budget_exhausted")
+        if is_over and grace_end is None:
             grace_end = now() + config.exit_grace_s
         idle_end = now() + config.idle_s if config.idle_s is not None and session.is_idle else None
         start_end = started + config.start_s if config.start_s is not None and session.num_calls == 0 else None

@@ -52,12 +52,13 @@ class Session:
         door: of its calls, with the listeners.
         others: its calls for models of other servers.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
+        tools: runs its tool calls.
         exhausted: the last refusal for lack of budget or context; None when there was none.
         refused: the last refusal for another reason, since the last turn that a client has; None when there was none.
         num_calls: calls so far, refused ones included.
         transcript: turns that clients have, in the order in which they were appended to the records.
         changed: set when a call starts or ends, and with `ending`.
-        ending: set with `error` and `exhausted`.
+        ending: set with `error` and `exhausted`, and when further calls are refused.
     """
 
     episode: Episode
@@ -69,6 +70,7 @@ class Session:
     door: SessionDoor = field(init=False)
     others: ForwardedCalls = field(init=False)
     error: Exception | None = field(default=None, init=False)
+    tools: ToolRunner = field(init=False)
     exhausted: CallRefusedError | None = field(default=None, init=False)
     refused: CallRefusedError | None = field(default=None, init=False)
     num_calls: int = field(default=0, init=False)
@@ -76,7 +78,6 @@ class Session:
     changed: asyncio.Event = field(factory=asyncio.Event, init=False)
     ending: asyncio.Event = field(factory=asyncio.Event, init=False)
     _reader: TurnReader = field(init=False)
-    _tools: ToolRunner = field(init=False)
     _ids: CallIds = field(init=False)
     _is_closed: bool = field(default=False, init=False)
     _is_over: bool = field(default=False, init=False)
@@ -98,7 +99,7 @@ class Session:
         self._ids = CallIds(parts.chat)
         split, calls = parts.split or split_think, find_call_reader(parts.parser, parts.chat)
         self.book = SessionRecords(self.episode, parts.chat, parts.options, self._ids, split, calls)
-        self._tools = ToolRunner(self.episode, parts.options, self.spawn, self.fail)
+        self.tools = ToolRunner(self.episode, parts.options, self.spawn, self.fail, self.refuse_calls)
         keeps = parts.options.malformed_calls == "call"
         self._reader = TurnReader(
             chat=parts.chat, parser=parts.parser, split=parts.split, settle=parts.settle, keeps_malformed=keeps
@@ -166,7 +167,7 @@ class Session:
         async with self.door.holding():
             self._check_open()
             with self.door.inside():  # an agent that waits for a tool is not idle
-                return await self._tools.call(call)
+                return await self.tools.call(call)
 
     async def settle(self) -> None:
         """Wait until no call is being answered or delivered."""
@@ -183,6 +184,8 @@ class Session:
     def refuse_calls(self) -> None:
         """Refuse further calls and end all sampling; answers on their way are still delivered."""
         self._is_over, self._left.finishes = True, False
+        self.ending.set()
+        self.changed.set()
         for shared in list(self._kept.in_flight):
             shared.cancel()
 
@@ -197,13 +200,12 @@ class Session:
             return False
         self._is_closed = True
         self.door.end()
-        self._tools.close()
+        self.tools.close()
         self.refuse_calls()
         for turn in list(self._kept.undelivered.values()):
             self._drop(turn)
         self._count("calls", self.num_calls)
-        train = self.parts.options.train if is_trained else UNTRAINED
-        describe_records(self.episode, self.book.records, train)
+        describe_records(self.episode, self.book.records, self.parts.options.train if is_trained else UNTRAINED)
         self.door.tell(lambda each: each.on_close(is_trained=is_trained))
         self._break_circles()
         return True
@@ -211,7 +213,7 @@ class Session:
     def _break_circles(self) -> None:
         """Let the memory of a closed session be free without a garbage collection, for which all calls would wait."""
         self.book.forget_conversations()
-        self.door.fail = self._tools.fail = do_nothing  # nobody reads the error of a closed session
+        self.door.fail = self.tools.fail = self.tools.finish = do_nothing  # nobody reads the error now
         self.others.admit = self.door.check_open
         for refusal in filter(None, (self.exhausted, self.refused)):
             refusal.__traceback__ = None  # its frames refer to the session

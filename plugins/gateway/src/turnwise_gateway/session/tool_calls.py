@@ -26,12 +26,16 @@ class ToolRunner:
         options: limits.
         spawn: starts a task in a group that outlives every call.
         fail: ends the session with an error.
+        finish: refuses further calls after a result that ends the episode.
+        has_finished: a tool has ended the episode; the agent has a short time to end itself.
     """
 
     episode: Episode
     options: SessionOptions
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     fail: Callable[[Exception], None]
+    finish: Callable[[], None]
+    has_finished: bool = field(default=False, init=False)
     _num_calls: int = field(default=0, init=False)
     _running: set[asyncio.Task[None]] = field(factory=set, init=False)
 
@@ -76,6 +80,9 @@ class ToolRunner:
                 self.episode.memory.setdefault("tool_rewards", []).append(result.reward)
             if not outcome.done():  # else the client has left
                 outcome.set_result(evolve(result, text=_shorten(result.text, self.options.max_tool_response_length)))
+            if result.ends_episode:
+                self.has_finished = True
+                self.finish()
             return
         self.fail(error)
         _refuse(outcome, refusal)

@@ -101,7 +101,7 @@ def digest(file: Path) -> str:
     rows = pq.read_table(file).to_pylist()
     # Some columns came later: `lineage` and the next two are empty in these runs, and the others differ in every run or
     # runtime. `limit` says why an episode was truncated.
-    later = {"lineage": None, "outside_calls": [], "open_columns": None}
+    later = {"lineage": None, "outside_calls": [], "reports": [], "open_columns": None}
     limit = ("limit_name", "limit_value", "limit_reason")
     chance = {*TIMES, *limit, "key", "worker", "replicas"}
     kept = [{k: v for k, v in row.items() if k not in chance and (k, v) not in later.items()} for row in rows]

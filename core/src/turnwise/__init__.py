@@ -45,6 +45,7 @@ from turnwise.protocols import (
 from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
+from turnwise.report import Report
 from turnwise.types import (
     Capabilities,
     FinishReason,
@@ -113,6 +114,7 @@ __all__ = [
     "ReasoningParser",
     "Registry",
     "Reply",
+    "Report",
     "Resources",
     "Reward",
     "RolloutBatch",

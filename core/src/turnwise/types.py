@@ -25,6 +25,7 @@ from turnwise.media import Picture as Picture
 from turnwise.media import PlacedPicture as PlacedPicture
 from turnwise.recipe import PluginPin as PluginPin
 from turnwise.recipe import PluginRecipe as PluginRecipe
+from turnwise.report import Report
 from turnwise.sampling import Grammar as Grammar
 from turnwise.sampling import SamplingParams as SamplingParams
 
@@ -252,6 +253,7 @@ class ToolResult:
         metrics: numbers for the logs, such as counts and seconds: the sum over an episode's calls is logged.
         error: the call failed, and `text` gives the reason; the model may try again.
         pictures: that the model sees behind the text; an episode fails where the agent or the chat takes none.
+        report: for people who look at the episode; the model does not read it.
         ends_episode: the agent ends the episode, completed, when all calls of the turn have their results. The model
             reads none of them.
     """
@@ -261,6 +263,7 @@ class ToolResult:
     metrics: Mapping[str, float] = field(factory=dict)
     error: bool = False
     pictures: tuple[Picture, ...] = ()
+    report: Report | None = None
     ends_episode: bool = False
 
 

@@ -18,6 +18,7 @@ from turnwise import (
     FinishReason,
     GenerateResult,
     Reply,
+    Report,
     SamplingParams,
     State,
     Status,
@@ -201,7 +202,7 @@ class World:
             self.episode.abort()
             await asyncio.sleep(60)
         self.calls[at] += 1
-        return ToolResult(text="x" * (at + 1))
+        return ToolResult(text="x" * (at + 1), report=Report(title=f"call {at}", facts={"length": at + 1}))
 
     async def release(self, _session): ...
 
@@ -240,7 +241,8 @@ def content(result):
     for record in records:
         del record["weight_versions"]
     metrics = evolve(result.metrics, total_s=0, llm_s=0, tool_s=0, reward_s=0)
-    return records, result.status, result.scores, result.messages, metrics
+    reports = [evolve(report, num_turns=0) for report in result.reports]  # paths sample turns at the same time
+    return records, result.status, result.scores, result.messages, metrics, reports
 
 
 def run_uninterrupted(agent):

@@ -8,7 +8,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise import RunInfo, Task, TokenScore, ToolCall, ToolResult, TrajectoryScore, TurnScore
+from turnwise import Report, RunInfo, Task, TokenScore, ToolCall, ToolResult, TrajectoryScore, TurnScore
 from turnwise.errors import ToolError
 from turnwise.tools.toolbox import ToolBox
 from turnwise_middleware import RedactSecretsConfig, ShapeRewardConfig, ToolRateConfig, wrap_tool
@@ -94,6 +94,17 @@ def test_secrets_are_removed(secret, error):
     assert result.error is (error is not None)
     assert {"middleware/redact_secrets/changed_result": 1.0} == result.metrics
     assert 0.5 == reward
+
+
+def test_secrets_are_removed_from_reports():
+    """People see the results of a run, too."""
+    report = Report(title=f"echo {SECRETS[0]}", text=SECRETS[0], facts={"key": SECRETS[0], "seconds": 0.5})
+    result = ToolResult(text="ok", report=report)
+
+    redacted = asyncio.run(RedactSecrets(RedactSecretsConfig()).after_tool(SimpleNamespace(name="echo"), result))
+
+    kept = Report(title="echo [redacted]", text="[redacted]", facts={"key": "[redacted]", "seconds": 0.5})
+    assert kept == redacted.report
 
 
 @given(text=st.text(max_size=60))

@@ -124,6 +124,7 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
         objective=episode.objective,
         lineage=episode.records.lineage,
         outside_calls=tuple(episode.records.outside_calls),
+        reports=tuple(episode.records.reports),
         metrics=_build_metrics(episode, total_s=total_s, reward_s=ended - scoring_started),
         unfinished=unfinished and evolve(unfinished, spent_s=total_s),
         key=episode.key,

@@ -49,6 +49,7 @@ class StepMark(NamedTuple):
     last_finish: FinishReason | None
     reached: ReachedLimit | None
     objective: str
+    num_reports: int
 
 
 @define(eq=False)
@@ -87,6 +88,7 @@ class Journal:
         for record in episode.records.entries:
             record.sampled = record.find_samples()
         episode.counters = Counters(*saved.counters.mark())
+        episode.records.reports = list(saved.reports)
         episode.chosen_objective = Objective(saved.objective) if saved.objective else None
         self.num_steps = saved.num_steps
         for turn in saved.turns:
@@ -112,6 +114,7 @@ class Journal:
             episode.last_finish,
             episode.reached,
             episode.chosen_objective or "",
+            len(episode.records.reports),
         )
 
     def replay_turn(self, position: TurnPosition) -> RecordedTurn | None:
@@ -163,6 +166,7 @@ class Journal:
             calls=(*self.calls, *self._saved_calls),
             replies=(*self.replies, *self._saved_replies),
             counters=Counters(*mark.counters),
+            reports=tuple(episode.records.reports[: mark.num_reports]),
             last_finish=mark.last_finish,
             reached=mark.reached,
             objective=mark.objective,

@@ -24,7 +24,7 @@ from turnwise.episode.requests import (
     OnCut,
     TurnOptions,
     check_result,
-    derive_seed,
+    choose_seed,
     name_record,
     request_turn,
     without_last_token,
@@ -43,6 +43,7 @@ from turnwise.record.pictures import take_pictures
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
+from turnwise.report import Report
 from turnwise.tools.session import ToolSession, call_tool, label_tool, open_tool
 from turnwise.types import (
     Capabilities,
@@ -267,6 +268,7 @@ class LiveEpisode:
             self.journal.calls.append(recorded)
             self.events.emit_tool_finished(recorded, started)
         self.counters.add_call(recorded)
+        self.records.add_report(recorded.result.report, self.counters)
         return recorded.result
 
     async def open_tool(self, name: str) -> object:
@@ -297,6 +299,9 @@ class LiveEpisode:
     def note_outside_call(self, call: OutsideCall) -> None:
         self.records.outside_calls.append(call)
 
+    def note_report(self, report: Report) -> None:
+        self.records.add_report(report, self.counters)
+
     def record_metric(self, name: str, value: float) -> None:
         self.counters.add_extra(name, value)
 
@@ -304,11 +309,7 @@ class LiveEpisode:
         self.timer.abort()
 
     async def _sample_turn(self, target: Trajectory | Path, options: TurnOptions, *, keeps_parts: bool) -> RecordedTurn:
-        """
-        Return the next turn of a record, from the journal or the engine, and record it in the journal.
-
-        If a request for the rest of a saved turn fails, `keeps_parts` appends the saved part to the record.
-        """
+        """Return and journal the next turn of a record; if the rest of a saved one fails, `keeps_parts` appends it."""
         self.timer.check_running()
         if target in self._busy:
             raise TrajectoryError("the record has a request in flight already: a record takes one at a time")
@@ -353,10 +354,7 @@ class LiveEpisode:
     ) -> GenerateRequest:
         forked = isinstance(record, Path) or record.has_blocks
         again = self.counters.unappended.get(str(position), 0) if self.counters.unappended else 0
-        seed_name = self.records.find_seed_name(position[0] - 1)
-        # A given seed is kept, although it makes the rollouts of a group equal.
-        given = turn.sampling.seed
-        seed = derive_seed(self.spec, position, seed_name, again) if given is None else (given + again) % 2**31
+        seed = choose_seed(self.spec, position, self.records.find_seed_name(position[0] - 1), again, turn.sampling.seed)
         sampling = turn.bound(room, seed, self.capabilities)
         self._num_requests += 1
         return GenerateRequest(
@@ -392,9 +390,9 @@ class LiveEpisode:
         self.last_finish, self.reached = result.finish_reason, self._reached.pop(turn.position, None)
 
     async def _run_tool(self, call: ToolCall) -> ToolResult:
-        code = call_tool(self.tools, call)
+        code = self.contain(call_tool(self.tools, call), "tool", label_tool(call.name))
         try:
-            return await self.contain(code, "tool", label_tool(call.name)).wait(self.limits.tool_call_s)
+            return await code.wait(self.limits.tool_call_s)
         except TimeoutError:
-            late = f"the tool did not answer within {self.limits.tool_call_s:g} seconds"
-            return ToolResult(text=f"Error: {late}", error=True)
+            late = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
+            return ToolResult(text=late, error=True)

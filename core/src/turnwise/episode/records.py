@@ -14,8 +14,9 @@ from turnwise.record.limit import ENGINE_CONTEXT, RECORDS, RESPONSE, Room
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.open_columns import find_spec
 from turnwise.record.outside_call import OutsideCall
-from turnwise.record.step_results import TurnPosition
+from turnwise.record.step_results import Counters, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
+from turnwise.report import MAX_REPORTS, Report
 from turnwise.types import Score
 
 
@@ -29,16 +30,27 @@ class EpisodeRecords:
         max_context: most tokens of a context of the engine; None when unknown.
         entries: the records.
         outside_calls: calls to other models, which are in no record.
+        reports: texts for people, at most `MAX_REPORTS`.
     """
 
     limits: Limits = field(factory=Limits)
     max_context: int | None = None
     entries: list[EpisodeRecord] = field(factory=list)
     outside_calls: list[OutsideCall] = field(factory=list)
+    reports: list[Report] = field(factory=list)
 
     @property
     def trajectories(self) -> list[Trajectory]:
         return [entry.trajectory for entry in self.entries]
+
+    def add_report(self, report: Report | None, counters: Counters) -> None:
+        """Keep a report, if there is one, with its place; count it if there are too many."""
+        if report is None:
+            return
+        if len(self.reports) < MAX_REPORTS:
+            self.reports.append(report.placed(len(counters.turn_records)))
+        else:
+            counters.add_extra("reports_left_out", 1)
 
     @property
     def last(self) -> Trajectory:

@@ -207,6 +207,15 @@ def without_last_token(result: GenerateResult) -> GenerateResult:
     )
 
 
+def choose_seed(
+    spec: EpisodeSpec, position: TurnPosition, record: str | int, num_unappended: int, given: int | None
+) -> int:
+    """Return the seed of a turn: its own, or a given one, although that makes the rollouts of a group equal."""
+    if given is None:
+        return derive_seed(spec, position, record, num_unappended)
+    return (given + num_unappended) % 2**31
+
+
 def derive_seed(spec: EpisodeSpec, position: TurnPosition, record: str | int, num_unappended: int = 0) -> int:
     """Return the seed of a turn, another one after each sample of the same turn that was not appended."""
     # From names alone: results must depend neither on time nor on the order in which requests arrive.

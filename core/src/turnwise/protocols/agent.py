@@ -10,6 +10,7 @@ from turnwise.record.columns import TokenRecord
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.trajectory import Mark, Trajectory
+from turnwise.report import Report
 from turnwise.types import (
     Capabilities,
     GenerateResult,
@@ -259,6 +260,9 @@ class Episode(Protocol):
 
     def note_outside_call(self, call: OutsideCall) -> None:
         """Note a call of the agent's program to another model than the policy; the result of the episode holds it."""
+
+    def note_report(self, report: Report) -> None:
+        """Note a text for people; the result of the episode holds it. Rewards may do so, too."""
 
     def record_metric(self, name: str, value: float) -> None:
         """Add to a number of this episode's metrics; a level or a maximum makes no sense as a sum."""

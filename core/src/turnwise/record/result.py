@@ -16,6 +16,7 @@ from turnwise.record.lineage import RecordLineage
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
+from turnwise.report import Report
 from turnwise.types import (
     EpisodeMetrics,
     Fault,
@@ -53,6 +54,7 @@ class EpisodeResult:
         lineage: relation of each trajectory to the others; empty without a described or branched record.
         metrics: counts and wall-clock times.
         outside_calls: calls of the agent's program to other models than the policy, in the order of their ends.
+        reports: texts for people, of tools, of the agent and of the reward, in their order.
         unfinished: state from which an aborted episode can resume; see `RolloutManager.unfinished`.
         key: of the attempt, by which logs, events and spans name the episode; empty for one that did not run.
         worker: name of the worker that ran it.
@@ -73,6 +75,7 @@ class EpisodeResult:
     lineage: tuple[RecordLineage, ...] = ()
     metrics: EpisodeMetrics = field(factory=EpisodeMetrics)
     outside_calls: tuple[OutsideCall, ...] = ()
+    reports: tuple[Report, ...] = ()
     unfinished: UnfinishedEpisode | None = None
     key: str = ""
     worker: str = ""

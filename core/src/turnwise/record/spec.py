@@ -14,6 +14,7 @@ from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn
 from turnwise.record.trajectory import Trajectory
+from turnwise.report import Report
 from turnwise.types import (
     FinishReason,
     JsonObject,
@@ -80,6 +81,7 @@ class UnfinishedEpisode:
         calls: tool calls finished in the step.
         replies: replies of the simulated user in the step.
         counters: totals at the start of the step.
+        reports: at the start of the step.
         last_finish: finish reason of the last turn before the step.
         reached: the limit that ended that turn, or that the agent noted; None when there is none.
         objective: the agent's choice, see `turnwise.layout.Objective`; empty for the default.
@@ -101,6 +103,7 @@ class UnfinishedEpisode:
     calls: tuple[RecordedCall, ...] = ()
     replies: tuple[Reply, ...] = ()
     counters: Counters = field(factory=Counters)
+    reports: tuple[Report, ...] = ()
     last_finish: FinishReason | None = None
     reached: ReachedLimit | None = None
     objective: str = ""

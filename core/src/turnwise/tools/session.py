@@ -19,6 +19,7 @@ from attrs import define, evolve, field
 from turnwise.errors import EngineError, InfrastructureError, ToolError, boundary, is_cancelled
 from turnwise.messages import MAX_TOOL_NAME, unknown_tool
 from turnwise.protocols import Interaction, Tool
+from turnwise.report import Report
 from turnwise.tools.schema import CompiledSchema
 from turnwise.types import JsonDict, JsonObject, Task, ToolCall, ToolResult, copy_json
 
@@ -158,7 +159,7 @@ class ToolSession:
         result: object = await self._tools[call.name].execute(session, copy_json(dict(call.arguments)))
         if not isinstance(result, ToolResult):
             raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
-        _check_numbers(result)
+        _check_result(result)
         text = _encodable(result.text)
         return result if text is result.text else evolve(result, text=text)
 
@@ -208,8 +209,10 @@ async def open_tool(session: ToolSession | None, name: str) -> object:
     return await session.open(name)
 
 
-def _check_numbers(result: ToolResult) -> None:
-    """Refuse here, where the tool is to blame, numbers that the totals of the episode cannot take."""
+def _check_result(result: ToolResult) -> None:
+    """Refuse here, where the tool is to blame, values that the totals and files of the episode cannot take."""
+    if not isinstance(result.report, Report | None):
+        raise TypeError(f"the tool returned the report {result.report!r:.100}, expected a Report or None")
     _finite(result.reward)
     for name, value in result.metrics.items():
         if not isinstance(value, Real):

@@ -20,6 +20,7 @@ from turnwise.record.open_columns import decode_column, encode
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
+from turnwise.report import Report
 from turnwise.types import (
     EpisodeMetrics,
     Fault,
@@ -34,7 +35,7 @@ from turnwise.types import (
 )
 from turnwise_result_files.media import DECLARATION, MediaFolder, open_column
 from turnwise_result_files.row_checks import check_row, parse_json
-from turnwise_result_files.row_file import plain_text
+from turnwise_result_files.row_file import plain_text, to_json
 from turnwise_result_files.row_schema import ARRAYS, ATTEMPT, COUNTS, FAULT, JSON, LIMIT, SCHEMA, SECONDS, Row
 
 _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
@@ -108,8 +109,20 @@ def _shared_columns(result: EpisodeResult, media: MediaFolder) -> Row:
         **{name: getattr(metrics, name) for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")},
         "replicas": list(metrics.replicas),
         "outside_calls": list(map(_outside_columns, result.outside_calls)),
+        "reports": list(map(_report_columns, result.reports)),
         "metrics_extra": metrics.extra,
     }
+
+
+def _report_columns(report: Report) -> Row:
+    texts = {name: plain_text(getattr(report, name)) for name in ("title", "text")}
+    facts = {plain_text(name): value for name, value in report.facts.items()}
+    return texts | {"facts": json.dumps(to_json(facts)), "failed": bool(report.failed), "num_turns": report.num_turns}
+
+
+def read_report(row: Row) -> Report:
+    """Return a report of a row."""
+    return Report(**row | {"facts": parse_json("reports.facts", row["facts"])})
 
 
 def _outside_columns(call: OutsideCall) -> Row:
@@ -178,6 +191,7 @@ def read_episode(row: Row, media: MediaFolder | None = None) -> EpisodeResult:
         limit=limit,
         messages=tuple(messages),
         outside_calls=tuple(OutsideCall(**call) for call in row.get("outside_calls") or ()),
+        reports=tuple(map(read_report, row.get("reports") or ())),
         metrics=EpisodeMetrics(**numbers, replicas=tuple(row["replicas"] or ()), extra=row["metrics_extra"]),
     )
 

@@ -61,6 +61,7 @@ _JSON_KINDS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     "score_extra": ("an object or null", lambda value: value is None or isinstance(value, dict)),
     "num_tokens": ("an object of numbers", _is_numbers),
     "metrics_extra": ("an object of numbers", _is_numbers),
+    "reports.facts": ("an object", lambda value: isinstance(value, dict)),
 }
 """Values of the columns of JSON; `ground_truth` may be any."""
 

@@ -27,6 +27,13 @@ _OUTSIDE_CALL: Final = pa.struct(
         *((name, pa.int64()) for name in ("status", "num_turns")),
     ]
 )
+_REPORT: Final = pa.struct(
+    [
+        *((name, pa.string()) for name in ("title", "text", "facts")),
+        ("failed", pa.bool_()),
+        ("num_turns", pa.int64()),
+    ]
+)
 _OPEN_COLUMN: Final = pa.struct([(name, pa.string()) for name in ("name", "declaration", "values")])
 _IDS: Final = pa.list_(pa.int32())
 ARRAYS: Final[Mapping[str, pa.DataType]] = {
@@ -44,7 +51,7 @@ SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
 FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
 LIMIT: Final = tuple(attribute.name for attribute in attributes_of(ReachedLimit))
 JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of the columns, in the metadata of Parquet files under `turnwise_schema`; it rises with each change."""
 
 ADDED: Final[Mapping[str, int]] = {
@@ -52,6 +59,7 @@ ADDED: Final[Mapping[str, int]] = {
     **{f"limit_{name}": 3 for name in LIMIT},
     "outside_calls": 4,
     "open_columns": 5,
+    "reports": 6,
 }
 """Columns that files of earlier versions lack, with the version that added them; rows of such files have null."""
 
@@ -69,6 +77,7 @@ SCHEMA: Final = pa.schema(
         ("segments", pa.list_(_SEGMENT)),
         ("lineage", _LINEAGE),
         ("outside_calls", pa.list_(_OUTSIDE_CALL)),
+        ("reports", pa.list_(_REPORT)),
         ("open_columns", pa.list_(_OPEN_COLUMN)),
         *((name, pa.string()) for name in ("prompt_text", "response_text", "score_level", "score_at")),
         ("reward", pa.float64()),
@@ -87,6 +96,8 @@ without a trajectory, whose other columns are kept. These columns hold JSON text
 task_extra, score_extra, num_tokens, metrics_extra. `key` names the attempt in logs, events, spans and the trace file.
 
 `outside_calls` are the `turnwise.record.outside_call.OutsideCall` of the episode.
+
+`reports` are the `turnwise.Report` of the episode; their `facts` are JSON text.
 
 `open_columns` are the columns of plugins, null without any. `declaration` is the JSON text of a
 `turnwise.record.column_specs.ColumnSpec`; `values` is base64 of (T, *shape) values of a column of all tokens, otherwise

@@ -26,6 +26,7 @@ from turnwise.record.open_columns import decode, encode, to_plain
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Trajectory
+from turnwise.report import Report
 from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
 from turnwise_result_files.episode_rows import add_trajectory, read_episode, rows_of
 from turnwise_result_files.media import MediaFolder
@@ -166,6 +167,7 @@ def _to_row(episode: UnfinishedEpisode, media: MediaFolder) -> JsonDict:
         "calls": [_call_to_row(call, media) for call in episode.calls],
         "replies": [asdict(reply) for reply in episode.replies],
         "counters": asdict(episode.counters),
+        "reports": [asdict(report) for report in episode.reports],
         "reached": episode.reached and asdict(episode.reached),
         "ended": to_json(rows_of(episode.result, None, media)) if isinstance(episode, EndedEpisode) else None,
     }
@@ -219,6 +221,7 @@ def _to_episode(row: Row, media: MediaFolder) -> UnfinishedEpisode:
         calls=tuple(_to_call(each, media) for each in row.pop("calls")),
         replies=tuple(Reply(**each) for each in row.pop("replies")),
         counters=_to_counters(row.pop("counters")),
+        reports=tuple(Report(**each) for each in row.pop("reports", ())),  # files of earlier versions lack it
         reached=_to_limit(row.pop("reached", None)),  # files of earlier versions lack it
         **row,  # empty, or unknown names that the class rejects
     )
@@ -273,4 +276,6 @@ def _to_turn(row: Row) -> RecordedTurn:
 def _to_call(row: Row, media: MediaFolder) -> RecordedCall:
     if "pictures" in row["result"]:
         row["result"]["pictures"] = tuple(map(media.get, row["result"]["pictures"]))
-    return RecordedCall(call=ToolCall(**row["call"]), result=ToolResult(**row["result"]), seconds=row["seconds"])
+    report = row["result"].pop("report", None)  # files of earlier versions lack it
+    result = ToolResult(**row["result"], report=report and Report(**report))
+    return RecordedCall(call=ToolCall(**row["call"]), result=result, seconds=row["seconds"])

@@ -29,7 +29,7 @@ _SHORTEST: Final = 6
 
 
 class RedactSecrets(Middleware):
-    """Replaces secrets in the text of results, also of errors; the observation has the replacement."""
+    """Replaces secrets in the texts and reports of results, also of errors; the observation has the replacement."""
 
     name = "redact_secrets"
     config: RedactSecretsConfig
@@ -45,7 +45,15 @@ class RedactSecrets(Middleware):
         """Return the result without secrets."""
         if self.config.tools and use.name not in self.config.tools:
             return result
-        text = result.text
+        text, report = self._redact(result.text), result.report
+        if report is not None:
+            facts = {name: self._redact(each) if isinstance(each, str) else each for name, each in report.facts.items()}
+            report = evolve(report, title=self._redact(report.title), text=self._redact(report.text), facts=facts)
+        if (text, report) == (result.text, result.report):
+            return result
+        return evolve(result, text=text, report=report)
+
+    def _redact(self, text: str) -> str:
         for pattern in self._patterns:
             text = pattern.sub(lambda _found: self.config.replacement, text)
-        return result if text == result.text else evolve(result, text=text)
+        return text

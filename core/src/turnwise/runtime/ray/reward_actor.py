@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+from attrs import evolve
 from structlog.contextvars import bound_contextvars
 
 from turnwise.errors import ConfigError, InfrastructureError, is_cancelled
@@ -61,18 +62,17 @@ class RewardActor(PoolClientActor):
         """Score an episode within seconds; the reply contains an error of the reward."""
         reward: Any = self._reward
         with bound_contextvars(episode=snapshot.uid, key=snapshot.key):  # as in the worker, for lines of the reward
-            return await self._reply(reward.score, snapshot.as_episode(), reward_s, snapshot.recorded)
+            reply = await self._reply(reward.score, snapshot.as_episode(), reward_s)
+        return evolve(reply, recorded=tuple(snapshot.recorded), reports=tuple(snapshot.reports))
 
     async def score_group(self, packed: ToDriver, seconds: float) -> RewardReply:
         """Score the episodes of a group within seconds, as `score` does one episode."""
         reward: Any = self._group_reward
         episodes = [each for _number, each in unpack_episodes(packed)]
         with bound_contextvars(keys=[each.key for each in episodes]):
-            return await self._reply(reward.score_group, episodes, seconds, ())
+            return await self._reply(reward.score_group, episodes, seconds)
 
-    async def _reply(
-        self, score: Callable[[T], Any], argument: T, reward_s: float, recorded: Sequence[tuple[str, float]]
-    ) -> RewardReply:
+    async def _reply(self, score: Callable[[T], Any], argument: T, reward_s: float) -> RewardReply:
         self._num_running += 1
         in_place = self._score_on_loop if inspect.iscoroutinefunction(score) else self._score_in_thread
         try:
@@ -80,12 +80,12 @@ class RewardActor(PoolClientActor):
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_cancelled():
                 raise
-            return RewardReply(recorded=tuple(recorded), failure=RewardFailure.of(error))
+            return RewardReply(failure=RewardFailure.of(error))
         finally:
             self._num_running -= 1
             self._ended.set()
         self._num_scored += 1
-        return RewardReply(scores=scores, recorded=tuple(recorded))
+        return RewardReply(scores=scores)
 
     async def finish(self) -> None:
         """Return when no episode is scored any more."""

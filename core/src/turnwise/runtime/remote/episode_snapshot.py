@@ -10,6 +10,7 @@ from turnwise.errors import TrajectoryError
 from turnwise.protocols import Episode
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.trajectory import Trajectory
+from turnwise.report import Report
 from turnwise.types import JsonDict, Message, Task
 
 
@@ -18,7 +19,7 @@ class EpisodeSnapshot:
     """
     The readable part of a `turnwise.protocols.Episode`; methods that would continue the episode raise an error.
 
-    `recorded` are the metrics that the reward added, in order.
+    `recorded` are the metrics and `reports` the texts that the reward added, in order.
     """
 
     task: Task
@@ -35,6 +36,7 @@ class EpisodeSnapshot:
     lineage: tuple[RecordLineage, ...] = ()
     key: str = ""
     recorded: list[tuple[str, float]] = field(factory=list)
+    reports: list[Report] = field(factory=list)
 
     @classmethod
     def of(cls, episode: Episode) -> EpisodeSnapshot:
@@ -64,6 +66,10 @@ class EpisodeSnapshot:
     def record_metric(self, name: str, value: float) -> None:
         """Add to a metric of the episode."""
         self.recorded.append((name, value))
+
+    def note_report(self, report: Report) -> None:
+        """Note a text for people."""
+        self.reports.append(report)
 
     def as_episode(self) -> Episode:
         """Return the snapshot, typed as the argument of a reward."""

@@ -19,6 +19,7 @@ from attrs import define, evolve, field, frozen
 from turnwise.errors import EngineError, InfrastructureError, TurnwiseError
 from turnwise.protocols import Episode
 from turnwise.record.result import EpisodeResult
+from turnwise.report import Report
 from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
 from turnwise.runtime.remote.result_wire import pack_episodes
 from turnwise.runtime.remote.supervision import failure_reason
@@ -53,10 +54,11 @@ class RewardFailure:
 
 @frozen(kw_only=True)
 class RewardReply:
-    """The reply of a reward worker: scores of the reward, metrics that it added, and its error."""
+    """The reply of a reward worker: scores of the reward, metrics and reports that it added, and its error."""
 
     scores: Any = None
     recorded: tuple[tuple[str, float], ...] = ()
+    reports: tuple[Report, ...] = ()
     failure: RewardFailure | None = None
 
 
@@ -117,6 +119,8 @@ class RewardPool:
         reply = await self._request(EpisodeSnapshot.of(episode))
         for name, value in reply.recorded:
             episode.record_metric(name, value)
+        for report in reply.reports:
+            episode.note_report(report)
         return _scores_of(reply)
 
     async def score_group(self, episodes: Sequence[EpisodeResult], seconds: float) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise import Resources
+from turnwise import Report, Resources
 from turnwise_task_files.rows import task_from_row
+from turnwise_workspace_tasks.changes import find_changes
 from turnwise_workspace_tasks.config import RewardConfig
 from turnwise_workspace_tasks.graded_task import GradedTask
 from turnwise_workspace_tasks.grading import Grade, grade
@@ -43,5 +44,17 @@ def grade_task(task: GradedTask, agent: Agent, **options: Any) -> Grade:
         async with tool.use.owner.workspace(tool.use.spec(task_from_row(task.row()))) as workspace:
             await agent(workspace)
             return await grade(workspace, task.tests, RewardConfig())
+
+    return asyncio.run(run())
+
+
+def report_changes(agent: Agent, files: Mapping[str, str], **options: Any) -> Report:
+    """Return the report of what an agent changed in a box with some files."""
+    (tool, *_) = make_tools(WorkspaceToolsConfig(files=files, **options), Resources())
+
+    async def run() -> Report:
+        async with tool.use.owner.workspace(tool.use.spec()) as workspace:
+            await agent(workspace)
+            return await find_changes(workspace, tool.use.spec())
 
     return asyncio.run(run())

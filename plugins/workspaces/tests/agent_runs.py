@@ -90,7 +90,12 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 def roll_out(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the config of a folder."""
-    command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "--out", "out", *arguments]
+    return run_cli(folder, "rollout", "run.yaml", "--out", "out", *arguments)
+
+
+def run_cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder."""
+    command = [sys.executable, "-m", "turnwise.cli", *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment_of(folder), capture_output=True, text=True, check=False, timeout=300
     )

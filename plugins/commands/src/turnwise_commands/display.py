@@ -21,6 +21,7 @@ from rich.text import Text
 from turnwise.record.columns import Origin, Segment
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
+from turnwise.report import Report
 from turnwise.terminal import literal, one_line
 from turnwise.types import JsonObject, TokenArray
 
@@ -46,6 +47,7 @@ MARKERS: Final[Mapping[Origin, str]] = {
 
 _PATH_STYLE: Final = "bold yellow"
 _STATUS_STYLES: Final[Mapping[str, str]] = {"completed": "green", "truncated": "yellow", "failed": "bold red"}
+_REPORT_LINES: Final = 40
 _BRACKETS: Final = re.compile("[⟦⟧]")
 
 Decode = Callable[[TokenArray], str]
@@ -180,3 +182,14 @@ def _number(value: object) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
+
+
+def report_view(report: Report) -> Text:
+    """Show a report under a line with its title and its facts; of a long text the end is shown."""
+    facts = "".join(f", {one_line(name)} {one_line(_number(value))}" for name, value in report.facts.items())
+    view = Text(f"── {one_line(report.title)}{facts}\n", style="bold red" if report.failed else "bold")
+    lines = report.text.splitlines()
+    if len(lines) > _REPORT_LINES:
+        view.append(f"… {len(lines) - _REPORT_LINES} lines before\n", style="dim")
+    view.append("\n".join(map(literal, lines[-_REPORT_LINES:])), style="not bold default")
+    return view

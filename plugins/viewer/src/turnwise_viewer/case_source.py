@@ -38,6 +38,7 @@ _MODULES: Final = {
     **dict.fromkeys(("Fault", "Placement"), "turnwise.types"),
     "check_trajectory": "turnwise.record.invariants",
     "OutsideCall": "turnwise.record.outside_call",
+    "Report": "turnwise",
     "ReachedLimit": "turnwise.record.limit",
     "RecordLineage": "turnwise.record.lineage",
     **dict.fromkeys(("inf", "nan"), "math"),
@@ -82,6 +83,9 @@ class _Writer:
         if episode.outside_calls:
             calls = [self.call("OutsideCall", self.literals(asdict(each))) for each in episode.outside_calls]
             arguments["outside_calls"] = self.sequence(calls)
+        if episode.reports:
+            reports = [self.call("Report", self.literals(asdict(each))) for each in episode.reports]
+            arguments["reports"] = self.sequence(reports)
         if fault is not None:
             arguments["fault"] = self.call("Fault", self.literals(asdict(fault) | {"traceback": ""}))
         if episode.limit is not None:

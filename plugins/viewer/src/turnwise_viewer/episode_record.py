@@ -18,7 +18,7 @@ from turnwise.record.open_columns import decode_column
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import scored_tokens
 from turnwise.types import JsonDict, Message
-from turnwise_result_files.episode_rows import read_texts
+from turnwise_result_files.episode_rows import read_report, read_texts
 from turnwise_result_files.messages import calls_of
 from turnwise_result_files.outside_calls import read_answer, read_messages
 from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, LIMIT, SECONDS
@@ -67,6 +67,7 @@ def describe_episode(rows: Sequence[Row]) -> JsonDict:
         },
         "messages": list(map(_show_message, texts["messages"])),
         "outside_calls": [_describe_outside_call(OutsideCall(**call)) for call in first.get("outside_calls") or ()],
+        "reports": [asdict(read_report(report)) for report in first.get("reports") or ()],
         "metrics": metrics | {"num_tokens": texts["num_tokens"], "extra": texts["metrics_extra"]},
         "records": [_describe_record(row) for row in rows if row["trajectory_index"] is not None],
     }

@@ -140,6 +140,16 @@ export interface OutsideCall {
   answer: string;
 }
 
+/** A text for people about an episode, of a tool, an agent or a reward: a command with its output, a report of tests. */
+export interface Report {
+  title: string;
+  text: string;
+  facts: Record<string, string | number>;
+  failed: boolean;
+  /** Turns of the policy before it. */
+  num_turns: number;
+}
+
 export interface Episode {
   key: string;
   uid: string;
@@ -161,6 +171,7 @@ export interface Episode {
   task: { messages: Message[]; ground_truth: unknown; agent_name: string; extra: Record<string, unknown> };
   messages: Message[];
   outside_calls: OutsideCall[];
+  reports: Report[];
   metrics: Record<string, number> & { num_tokens: Record<string, number>; extra: Record<string, number> };
   records: EpisodeRecord[];
   /** Most response tokens of a record; null if the run has no config. */

@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type OutsideCall, type Run, type Tokens, type Turn } from "./api";
+import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type OutsideCall, type Report, type Run, type Tokens, type Turn } from "./api";
 import { Copy, Fact, Problem, Status, Text, useKeys, useLoaded } from "./parts";
 import { Paths } from "./paths";
 import { link, type Place } from "./router";
@@ -188,6 +188,7 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
           <Text text={record.response_text} />
         </section>
       )}
+      {episode.reports.length > 0 && <Reports reports={episode.reports} />}
       {episode.outside_calls.length > 0 && <OutsideCalls calls={episode.outside_calls} />}
       {(episode.status === "truncated" || episode.status === "timed_out") && (
         <p class="cut">✂ The episode was {episode.status === "timed_out" ? "stopped by its deadline" : isUsedUp ? `truncated: it used its budget of ${number(episode.response_budget)} response tokens` : "truncated: it reached a limit of tokens or turns"}.</p>
@@ -280,6 +281,34 @@ function OutsideCalls({ calls }: { calls: OutsideCall[] }) {
             <Text text={call.request} />
             <Text text={call.response} />
           </details>
+        </details>
+      ))}
+    </section>
+  );
+}
+
+/** Commands with their output, and reports of tests: texts for people, which no record has. */
+function Reports({ reports }: { reports: Report[] }) {
+  return (
+    <section class="outside" aria-label="Reports">
+      <h2>reports</h2> <span class="dim">for people; the model reads the results of its tools above</span>
+      {reports.map((report, index) => (
+        <details class="message other" aria-label={`report ${index}`}>
+          <summary>
+            <h2 class="name">
+              <Preview text={report.title} />
+            </h2>{" "}
+            {Object.entries(report.facts).map(([name, value]) => (
+              <span class={report.failed ? "bad" : "dim"}>
+                {literal(name)} {typeof value === "number" ? number(value) : literal(asText(value))},{" "}
+              </span>
+            ))}
+            <span class="dim">
+              after {report.num_turns} {report.num_turns === 1 ? "turn" : "turns"}
+            </span>
+          </summary>
+          {report.title.includes("\n") && <Text text={report.title} />}
+          {report.text === "" ? <p class="dim">no text</p> : <Text text={report.text} />}
         </details>
       ))}
     </section>

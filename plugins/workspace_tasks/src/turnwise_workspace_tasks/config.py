@@ -22,7 +22,8 @@ class RewardConfig:
         spare_s: seconds for the rest: a workspace that starts, the test files, the results.
         path: PATH of the tests; empty keeps the workspace's.
         environment: more variables of the tests.
-        max_output_bytes: of the tests' output that is kept for the log.
+        max_output_bytes: of the tests' output: its end in the report, and its beginning in the log.
+        show_changes: report which files of the working folder the agent changed.
     """
 
     score: Literal["all", "fraction"] = field(default="all", validator=validators.in_(("all", "fraction")))
@@ -30,4 +31,5 @@ class RewardConfig:
     spare_s: float = field(default=120.0, validator=validators.gt(0.0))
     path: str = CLEAN_PATH
     environment: Mapping[str, str] = field(factory=dict)
-    max_output_bytes: int = field(default=2**16, validator=validators.ge(0))
+    max_output_bytes: int = field(default=2**14, validator=validators.ge(0))
+    show_changes: bool = True

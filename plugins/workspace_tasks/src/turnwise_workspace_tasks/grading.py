@@ -12,12 +12,15 @@ from typing import Final
 
 from attrs import frozen
 
+from turnwise import Report
 from turnwise_workspace_tasks.config import RewardConfig
 from turnwise_workspace_tasks.graded_task import Solution, Tests
 from turnwise_workspace_tasks.results import MAX_RESULT_BYTES, ResultError, Results, read_result
 from turnwise_workspaces import Command, ExecResult, Workspace, WorkspaceFileError
 
 _PREPARE_S: Final = 60.0
+_MAX_NAMED: Final = 100
+"""Failed tests that a report names."""
 _SHELL: Final = "/bin/sh"
 _HOME: Final = "/logs/home"
 # Not by the names that a shell would search: the agent cannot write where they are.
@@ -43,7 +46,7 @@ class Grade:
         value: the score.
         results: as the tests wrote them; None if there are none that can be read.
         problem: why there are none, or why they do not count; one line, empty without one.
-        output: beginning of the output of the tests.
+        output: of the tests, at most its first 4 MiB.
         exit_code: of the tests; None if they did not run, or were killed at the end of their time.
         wall_s: seconds of the tests.
     """
@@ -65,6 +68,22 @@ class Grade:
         if self.results is not None:
             found |= {f"tests_{name}": value for name, value in self.results.numbers.items()}
         return found
+
+    def report(self, max_characters: int) -> Report:
+        """Return what people see: the problem, the tests that failed, and the end of the output."""
+        passed = {} if self.results is None else self.results.passed
+        failed = [name for name, good in passed.items() if not good]
+        facts: dict[str, str | float] = {"reward": self.value}
+        if passed:
+            facts |= {"passed": float(len(passed) - len(failed)), "failed": float(len(failed))}
+        code = "none" if self.exit_code is None else f"{self.exit_code}"
+        facts |= {"exit code": code, "seconds": round(self.wall_s, 3)}
+        end = self.output if len(self.output) <= max_characters else f"…{self.output[-max_characters:]}"
+        more = len(failed) - _MAX_NAMED
+        names = [*failed[:_MAX_NAMED], *([f"… {more} tests more"] if more > 0 else [])]
+        parts = [self.problem, "\n".join(f"failed: {name}" for name in names), end if max_characters else ""]
+        text = "\n".join(filter(None, parts))
+        return Report(title="tests", text=text, facts=facts, failed=bool(self.problem or failed or not self.value))
 
 
 async def grade(workspace: Workspace, tests: Tests, config: RewardConfig) -> Grade:
@@ -131,7 +150,7 @@ def _test_command(tests: Tests, config: RewardConfig) -> Command:
     return Command(
         argv=tests.command,
         timeout_s=config.timeout_s or tests.timeout_s,
-        max_output_bytes=MAX_RESULT_BYTES if tests.result == "pytest" else config.max_output_bytes,
+        max_output_bytes=MAX_RESULT_BYTES,
         environment=environment,
     )
 

@@ -9,6 +9,7 @@ import structlog
 from turnwise import Episode, Resources, Score, Task
 from turnwise.errors import ConfigError
 from turnwise.types import TrajectoryScore
+from turnwise_workspace_tasks.changes import find_changes
 from turnwise_workspace_tasks.config import RewardConfig
 from turnwise_workspace_tasks.graded_task import Tests, read_tests
 from turnwise_workspace_tasks.grading import grade
@@ -28,7 +29,7 @@ class WorkspaceTests:
         tools = find_tools(resources)
         if tools is None:
             raise ConfigError("the reward 'workspace_tests' needs the tools 'workspace'; the run has none")
-        _, self._tool = tools
+        self._use, self._tool = tools
 
     def grading_s(self, task: Task) -> float:
         """Return the seconds for the tests of a task and all that they need; `DataError` when it has none."""
@@ -44,7 +45,11 @@ class WorkspaceTests:
         """
         tests = _tests_of(episode.task)
         workspace = cast("Workspace", await episode.open_tool(self._tool))
+        if self._config.show_changes:
+            await workspace.end_processes()
+            episode.note_report(await find_changes(workspace, self._use.spec(episode.task)))
         result = await grade(workspace, tests, self._config)
+        episode.note_report(result.report(self._config.max_output_bytes))
         for name, value in result.metrics.items():
             episode.record_metric(name, value)
         log = structlog.get_logger()

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from turnwise import Resources, Task, ToolResult
+from turnwise import Report, Resources, Task, ToolResult
 from turnwise.errors import InfrastructureError, ToolError
+from turnwise.report import shorten_middle
 from turnwise.types import ToolSchema
 from turnwise_workspaces.config import WorkspaceToolsConfig
 from turnwise_workspaces.owner import OwnedWorkspace
@@ -17,6 +18,8 @@ from turnwise_workspaces.use import WorkspaceUse, make_use
 from turnwise_workspaces.workspace import Command, ExecResult
 
 _MAX_EDITED_BYTES: Final = 16 * 2**20
+_MAX_REPORT: Final = 16_384
+"""Characters of a command's output in the results of a run; an episode has many commands."""
 Run = Callable[[WorkspaceToolsConfig, OwnedWorkspace, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
@@ -69,7 +72,8 @@ async def _shell(config: WorkspaceToolsConfig, workspace: OwnedWorkspace, argume
     )
     result = await workspace.exec(command)
     metrics = {"workspace_commands": 1.0, "workspace_wall_s": result.wall_s}
-    return ToolResult(text=describe_result(result, command), metrics=metrics, error=result.exit_code != 0)
+    text, failed = describe_result(result, command), result.exit_code != 0
+    return ToolResult(text=text, metrics=metrics, error=failed, report=_report(arguments["command"], text, result))
 
 
 async def _read_file(
@@ -132,6 +136,17 @@ def describe_result(result: ExecResult, command: Command) -> str:
     elif result.exit_code:
         notes.append(f"[exit code {result.exit_code}]")
     return "\n".join(filter(None, [text, *notes])) or "(no output)"
+
+
+def _report(text: str, output: str, result: ExecResult) -> Report:
+    """Return what people see of a command."""
+    code = "none" if result.exit_code is None else f"{result.exit_code}"
+    return Report(
+        title=text,
+        text=shorten_middle(output, _MAX_REPORT),
+        facts={"exit code": code, "seconds": round(result.wall_s, 3)},
+        failed=result.exit_code != 0,
+    )
 
 
 _PATH: Final = {"type": "string", "description": "Absolute, or relative to the working folder."}

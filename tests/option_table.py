@@ -211,7 +211,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
 
 INSTEAD: Final[dict[str, tuple[Any, ...]]] = {
     # Below these, no prompt and no answer of any run has room, or all time is over at once.
-    "rollout.prompt_length": (4096, 2048),
+    "rollout.prompt_length": (4096, 4000),
     "rollout.response_length": (512, 200),
     "rollout.max_steps": (200, 1000),
     "rollout.max_sampled_tokens": (400, None),

@@ -508,6 +508,6 @@ class TestTrainingStep:
         table = pq.read_table(write(tmp_path / "t.parquet", episode(trajectory()))).drop_columns(["uid"])
         pq.write_table(table.replace_schema_metadata({"turnwise_schema": "99"}), tmp_path / "t.parquet")
         with pytest.raises(
-            DataError, match="of another version: 99 in the file, but this turnwise reads versions 1 to 5"
+            DataError, match="of another version: 99 in the file, but this turnwise reads versions 1 to 6"
         ):
             read_results(tmp_path / "t.parquet")

@@ -120,6 +120,25 @@ def test_a_lost_workspace_stays_lost(tmp_path):
     asyncio.run(run())
 
 
+def test_a_mistake_of_the_caller_is_no_loss(tmp_path):
+    """What `on_output` raises comes after the command, once, and the workspace can be used as before."""
+    pieces = []
+
+    def take(data: bytes) -> None:
+        pieces.append(data)
+        raise ZeroDivisionError
+
+    async def run():
+        setup = Setup(tmp_path, Faults())
+        async with setup.owner.workspace(SPEC) as workspace:
+            with pytest.raises(ZeroDivisionError):
+                await workspace.exec(COMMAND, take)
+            assert (await workspace.exec(COMMAND)).exit_code == 0
+
+    asyncio.run(run())
+    assert pieces == [b"echo hello"]
+
+
 def test_errors_for_the_model_pass(tmp_path):
     """A missing file is no loss."""
 

@@ -109,6 +109,7 @@ def test_the_model_hands_in(runtime, tmp_path):
         ({"failing_starts": 9}, {}, "failed", "a workspace did not start in 2 tries"),
         ({"hanging_starts": 9}, {}, "failed", "it took more than 0.2 s"),
         ({"hanging_starts": 9}, {"tool_call_s": 0.1}, "failed", "over before the workspace had started"),
+        ({"hanging_starts": 9}, {"episode_s": 0.1}, "failed", "over before the workspace had started"),
         ({"exec_loses": True}, {}, "failed", "the workspace is lost"),
         ({"exec_raises": True}, {}, "failed", "a mistake in a backend"),
         ({"close_fails": True}, {}, "completed", ""),

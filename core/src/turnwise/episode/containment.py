@@ -91,6 +91,19 @@ class ContainedTask(Generic[T]):
             raise BoundaryError(self.owner, self.name, self._error)
         raise self._error
 
+    async def wait_owning(self, seconds: float | None = None) -> T:
+        """
+        Return what `wait` does, but where the caller is cancelled, a failure of the infrastructure comes first.
+
+        So code that needs a machine, and is cancelled before it has one, can say who is to blame.
+        """
+        try:
+            return await self.wait(seconds)
+        except asyncio.CancelledError:
+            if isinstance(self._error, BoundaryError) and self._error.owner == "infra":
+                raise self._error from None
+            raise
+
     def _start(self) -> asyncio.Task[None]:
         """Start the task, and run the code up to its first wait now, as `eager_start` of Python 3.12 does."""
         loop, context, started = asyncio.get_running_loop(), copy_context(), _Wrapped(self._run())

@@ -392,7 +392,7 @@ class LiveEpisode:
     async def _run_tool(self, call: ToolCall) -> ToolResult:
         code = self.contain(call_tool(self.tools, call), "tool", label_tool(call.name))
         try:
-            return await code.wait(self.limits.tool_call_s)
+            return await code.wait_owning(self.limits.tool_call_s)
         except TimeoutError:
             late = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
             return ToolResult(text=late, error=True)

@@ -52,9 +52,21 @@ class OwnedWorkspace:
     _lost: InfrastructureError | None = field(default=None, init=False)
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
-        return await self._guard(
-            lambda: self._workspace.exec(command, on_output), command.timeout_s + self._grace_s, "a command"
-        )
+        """Run a command; what `on_output` raises first is raised after the command, and is no loss."""
+        failed: list[Exception] = []
+
+        def take(data: bytes) -> None:
+            if on_output is not None and not failed:
+                try:
+                    on_output(data)
+                except Exception as error:  # noqa: BLE001 - raised after the command
+                    failed.append(error)
+
+        call = lambda: self._workspace.exec(command, on_output and take)  # noqa: E731 - it has one use
+        result = await self._guard(call, command.timeout_s + self._grace_s, "a command")
+        if failed:
+            raise failed[0]
+        return result
 
     async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
         call = lambda: self._workspace.read(path, max_bytes=max_bytes, offset=offset)  # noqa: E731 - it has one use

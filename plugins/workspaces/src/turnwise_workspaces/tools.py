@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from attrs import field, frozen
 
 from turnwise import Report, Resources, Task, ToolResult
-from turnwise.errors import InfrastructureError, ToolError
+from turnwise.errors import ToolError
 from turnwise.report import shorten_middle
 from turnwise.types import ToolSchema
 from turnwise_workspaces.config import WorkspaceToolsConfig
@@ -46,16 +45,8 @@ class WorkspaceTool:
         return self.use
 
     async def create(self, task: Task) -> OwnedWorkspace:
-        """
-        Start the workspace of an episode.
-
-        Raises:
-            InfrastructureError: it does not start, or not within the time of the call: the model did nothing yet.
-        """
-        try:
-            return await self.use.owner.open(self.use.spec(task))
-        except asyncio.CancelledError as error:
-            raise InfrastructureError("the time of the call was over before the workspace had started") from error
+        """Start the workspace of an episode, as `WorkspaceUse.open` says."""
+        return await self.use.open(task)
 
     async def execute(self, session: Any, arguments: Mapping[str, Any]) -> ToolResult:
         return await self.run(self.config, session, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -32,15 +33,28 @@ class WorkspaceUse:
     config: WorkspaceConfig
     owner: WorkspaceOwner
 
+    async def open(self, task: Task) -> OwnedWorkspace:
+        """
+        Start the workspace of an episode; `owner.close` ends it.
+
+        Raises:
+            InfrastructureError: as `WorkspaceOwner.open` says, or a deadline came first. The model is not to blame, and
+                an episode that is graded in spite of it would have a reward for nothing.
+        """
+        try:
+            return await self.owner.open(self.spec(task))
+        except asyncio.CancelledError as error:
+            raise InfrastructureError("the time was over before the workspace had started") from error
+
     @asynccontextmanager
     async def workspace(self, task: Task) -> AsyncIterator[OwnedWorkspace]:
         """
         Start a workspace that lives until the end of the block. An end that fails is only logged.
 
         Raises:
-            InfrastructureError: as `WorkspaceOwner.open` says.
+            InfrastructureError: as `open` says.
         """
-        opened = await self.owner.open(self.spec(task))
+        opened = await self.open(task)
         try:
             yield opened
         finally:

@@ -61,7 +61,7 @@ class PictureReader:
         directory: of the model.
         max_bytes: of the arrays that it keeps; the ones used longest ago go first.
         num_computed: how often it has computed arrays.
-        placeholder: the id that stands for a part of a picture.
+        placeholder: the id of a part of a picture.
     """
 
     directory: Path

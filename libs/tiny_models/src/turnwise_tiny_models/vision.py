@@ -73,7 +73,7 @@ def image_processor(patch_size: int = 4, max_pixels: int = 64 * 64) -> Any:
     Return an image processor of transformers that needs pillow, and not torchvision.
 
     Args:
-        patch_size: that of the model.
+        patch_size: of the model.
         max_pixels: larger pictures are scaled down to it.
     """
     from transformers import Qwen2VLImageProcessorPil

@@ -24,7 +24,7 @@ IS_PICTURE: Final = "is_picture"
 
 def add_pictures(rows: TokenRows, pictures: Pictures | None, reader: PictureReader | None, model: Any) -> TokenRows:
     """
-    Return rows as the model reads them: those of a vision-language model have positions on three axes.
+    Return rows as the model reads them: for a vision-language model, with positions on three axes.
 
     Args:
         rows: B rows.

@@ -20,7 +20,7 @@ Pictures = Sequence[Sequence[PlacedPicture]]
 @frozen(eq=False)
 class PictureRows:
     """
-    The pictures of some rows. Arrays are read when a micro-batch is made: those of a whole batch would fill the memory.
+    The pictures of some rows. Arrays are read when a micro-batch is made: all of a batch would fill the memory.
 
     Attributes:
         places: of each row's pictures, by its own tokens.
@@ -33,7 +33,7 @@ class PictureRows:
     reader: PictureReader
 
     def select(self, rows: Sequence[int]) -> PictureRows:
-        """Return those of some rows, in the given order."""
+        """Return the pictures of some rows, in the given order."""
         places = tuple(self.places[row] for row in rows)
         return evolve(self, places=places, num_patches=tuple(self.num_patches[row] for row in rows))
 

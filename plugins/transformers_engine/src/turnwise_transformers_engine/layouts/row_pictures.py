@@ -47,7 +47,7 @@ class RowPictures:
         return np.concatenate([self.axes, np.tile(sampled, (3, 1))], axis=1)
 
     def sources(self, queries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return for (q,) tokens the (q,) rows of their features in those of all pictures; -1 for text."""
+        """Return for (q,) tokens the (q,) rows of their features in `features`; -1 for text."""
         found = np.full(len(queries), -1, np.int64)
         before = 0
         for place in self.places:

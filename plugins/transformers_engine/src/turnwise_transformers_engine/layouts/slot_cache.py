@@ -29,7 +29,7 @@ from turnwise_transformers_engine.layouts.row_pictures import RowPictures, encod
 _FIRST_SLOTS = 2048
 
 RowSources = tuple[RowPictures, NDArray[np.int64]]
-"""The pictures of a row, and the (q,) places of its queries' features among those of its pictures; -1 is text."""
+"""The pictures of a row, and the (q,) rows of its queries' features, see `RowPictures.sources`."""
 
 
 @frozen(eq=False)

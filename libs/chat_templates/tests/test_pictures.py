@@ -18,20 +18,35 @@ from turnwise.types import MediaTokens, Picture
 from turnwise_chat_templates import ChatTemplate, load_chat
 from turnwise_chat_templates.pictures import load_processor
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
-from turnwise_testing.inputs.vision import QWEN_2_5_VL, QWEN_3_VL, make_picture, save_qwen
+from turnwise_testing.inputs.vision import (
+    QWEN_2_5_VL,
+    QWEN_3_VL,
+    make_picture,
+    save_gemma,
+    save_idefics,
+    save_intern,
+    save_qwen,
+)
 
 
 @frozen
 class Family:
-    """A family: how to write the directory of a small model, and whether its template shows tools."""
+    """A family: how to write the directory of a small model, and the tokens of its pictures and turns."""
 
     save: Callable[[Path], Path]
-    has_tools: bool
+    has_tools: bool = False
+    placeholder: str = "<|image_pad|>"
+    end: str = "<|im_end|>"
+    lead: str = ""
+    has_tiles: bool = False
 
 
 FAMILIES = {
-    "qwen2.5-vl": Family(lambda folder: save_qwen(folder, QWEN_2_5_VL, "Qwen2_5_VLProcessor"), has_tools=False),
+    "qwen2.5-vl": Family(lambda folder: save_qwen(folder, QWEN_2_5_VL, "Qwen2_5_VLProcessor")),
     "qwen3-vl": Family(save_qwen, has_tools=True),
+    "internvl": Family(save_intern, placeholder="<IMG_CONTEXT>"),
+    "gemma3": Family(save_gemma, placeholder="<image_soft_token>", end="<end_of_turn>"),
+    "idefics3": Family(save_idefics, placeholder="<image>", end="<end_of_utterance>", lead=" ", has_tiles=True),
 }
 
 
@@ -72,6 +87,8 @@ def whole_ids(folder: Path, messages: list[dict], chat: ChatTemplate) -> list[in
                 else:
                     parts.append(part)
             content = parts
+        else:
+            content = [{"type": "text", "text": content}]
         plain.append({**each, "content": content})
     found = processor.apply_chat_template(plain, tokenize=True, add_generation_prompt=True, return_dict=True)
     ids = found["input_ids"]
@@ -102,7 +119,7 @@ def test_ten_turns_are_the_rendering_of_the_whole(tmp_path, family, seed):
         turn = {"role": "assistant", "content": text} | ({"tool_calls": [call]} if is_tool else {})
         messages.append(turn)
         shown = text + ('\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>' if is_tool else "")
-        sampled = chat.tokenizer.encode(shown + "<|im_end|>")
+        sampled = chat.tokenizer.encode(family.lead + shown + family.end)
         record.add_action(sampled, np.zeros(len(sampled)))
         keys = {"tool_call_id": "c", "name": "look"} if is_tool else {}
         new = [message("tool" if is_tool else "user", *random_parts(rng, number), **keys)]
@@ -111,9 +128,11 @@ def test_ten_turns_are_the_rendering_of_the_whole(tmp_path, family, seed):
     assert record.input_ids.tolist() == whole_ids(tmp_path, messages, chat)
     shown = [read_picture_of(part) for each in messages for part in picture_parts(each)]
     assert [each.picture.key for each in record.pictures] == shown
-    pad = chat.tokenizer.encode("<|image_pad|>")[0]
+    pad = chat.tokenizer.encode(family.placeholder)[0]
     where = np.flatnonzero(record.input_ids == pad)
-    assert where.tolist() == [i for each in record.pictures for i in range(each.start, each.stop)]
+    inside = [i for each in record.pictures for i in range(each.start, each.stop)]
+    assert set(where.tolist()) <= set(inside)
+    assert family.has_tiles or where.tolist() == inside
     assert not record.response_mask[where[where >= record.num_prompt_tokens] - record.num_prompt_tokens].any()
 
 

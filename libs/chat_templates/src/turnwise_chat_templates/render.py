@@ -161,6 +161,22 @@ class Renderer:
 
     def render(self, messages: Iterable[Message], tools: Sequence[ToolSchema] = (), *, generate: bool = True) -> str:
         """Return the text of plain messages; `generate` adds the start of the next turn. Raises `TemplateError`."""
+        if self._takes_parts_alone:
+            messages = map(_with_parts, messages)
+        return self._render(messages, tools, generate=generate)
+
+    @cached_property
+    def _takes_parts_alone(self) -> bool:
+        """Whether the template shows a content only if it is a list of parts, as that of Idefics3."""
+        texts = []
+        for message in (_PROBE, _with_parts(_PROBE)):
+            try:
+                texts.append(self._render([message], (), generate=True))
+            except TemplateError:
+                texts.append("")
+        return _PROBE["content"] not in texts[0] and _PROBE["content"] in texts[1]
+
+    def _render(self, messages: Iterable[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         import jinja2
 
         try:
@@ -177,6 +193,14 @@ class Renderer:
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise TemplateError(f"{self.name} fails: {_one_line(error)}") from error
         return text
+
+
+def _with_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+_PROBE: Message = {"role": "user", "content": "tw7content"}
 
 
 def _one_line(error: BaseException) -> str:

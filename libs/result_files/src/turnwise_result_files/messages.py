@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from turnwise.errors import DataError
+from turnwise.media import is_picture_part
+from turnwise.record.result import EpisodeResult
 from turnwise.types import Message
 from turnwise_strict_json import read_arguments
+
+
+def refuse_pictures(result: EpisodeResult, form: str) -> None:
+    """Raise `DataError` for an episode with pictures, which a form of export has no place for."""
+    shown = any(is_picture_part(part) for message in result.messages for part in _parts_of(message))
+    if shown or any(record.pictures for record in result.trajectories):
+        raise DataError(f"episode {result.uid} has pictures, and {form} has no place for them")
+
+
+def _parts_of(message: Message) -> Sequence[object]:
+    content = message.get("content")
+    return content if isinstance(content, list | tuple) else ()
 
 
 def text_of(message: Message) -> str:

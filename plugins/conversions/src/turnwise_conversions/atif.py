@@ -7,6 +7,7 @@ from importlib.metadata import version
 from turnwise import EpisodeResult, Trajectory
 from turnwise.types import JsonDict
 from turnwise_result_files.atif import Steps, add_outside_calls, add_step, build_document, token_metrics
+from turnwise_result_files.messages import refuse_pictures
 
 
 def to_atif(result: EpisodeResult, *, model: str = "") -> JsonDict:
@@ -21,6 +22,7 @@ def to_atif(result: EpisodeResult, *, model: str = "") -> JsonDict:
         result: an episode with at least one message.
         model: name of the model.
     """
+    refuse_pictures(result, "ATIF")
     steps: Steps = []
     num_given = len(result.task.messages)
     for index, message in enumerate(result.messages):

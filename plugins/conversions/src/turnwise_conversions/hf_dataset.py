@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError
 from turnwise.record.result import total_score
 from turnwise.types import Message
 from turnwise_result_files import read_results
-from turnwise_result_files.messages import calls_of, text_of
+from turnwise_result_files.messages import calls_of, refuse_pictures, text_of
 
 
 def to_dataset(results: str | Path | Iterable[EpisodeResult]) -> Any:
@@ -52,6 +52,7 @@ def to_dataset(results: str | Path | Iterable[EpisodeResult]) -> Any:
 
 def rows_of(result: EpisodeResult) -> Iterator[dict[str, Any]]:
     """Yield the row of each trajectory of an episode; none for an episode that has not started."""
+    refuse_pictures(result, "the data set")
     for index, trajectory in enumerate(result.trajectories):
         yield {
             "uid": result.task.uid,

@@ -13,7 +13,7 @@ from typing import Any
 from turnwise import EpisodeResult
 from turnwise.task_tools import read_task_tools
 from turnwise.types import JsonDict, Message, ToolSchema
-from turnwise_result_files.messages import calls_of, is_malformed, text_of
+from turnwise_result_files.messages import calls_of, is_malformed, refuse_pictures, text_of
 
 
 def to_chat(result: EpisodeResult, tools: Sequence[ToolSchema] = ()) -> JsonDict | None:
@@ -26,6 +26,7 @@ def to_chat(result: EpisodeResult, tools: Sequence[ToolSchema] = ()) -> JsonDict
         result: the episode.
         tools: schemas of the run's tools, for a task without its own; see `turnwise.task_tools`.
     """
+    refuse_pictures(result, "this form of a chat")
     num_given = len(result.task.messages)
     messages = [_message(message, index < num_given) for index, message in enumerate(result.messages)]
     # A file may not end with messages that no turn answers.

@@ -14,6 +14,7 @@ from attrs import define
 
 from turnwise import Message, Reply, Resources, Task
 from turnwise.errors import ConfigError, DataError
+from turnwise.media import is_picture_part
 from turnwise_simulated_users.config import ModelUserConfig
 from turnwise_simulated_users.task_columns import find_column
 
@@ -109,5 +110,7 @@ def exchange_roles(instructions: str, messages: Sequence[Message]) -> list[Messa
 def _text_of(message: Message) -> str:
     content = message.get("content")
     if isinstance(content, list):
+        if any(map(is_picture_part, content)):
+            raise ConfigError("a message has a picture, and the simulated user 'model_user' reads texts alone")
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict)).strip()
     return str(content or "").strip()

@@ -129,6 +129,8 @@ class Rollouts:
         batch = self.manager.collate([self._ensure_one_row(result) for result in results])
         if len(batch) != len(results):
             raise ConfigError("the engine accepts no layouts, so parallel paths are several rows, but TRL expects one")
+        if any(row.pictures for row in batch.rows):
+            raise ConfigError("the rows for TRL have no place for pictures: use turnwise-grpo-trainer")
         return to_rows(batch)
 
     def _ensure_one_row(self, result: EpisodeResult) -> EpisodeResult:

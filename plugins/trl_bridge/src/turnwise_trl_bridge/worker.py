@@ -150,10 +150,12 @@ def build_samples(results: Sequence[EpisodeResult], group_id: int, version_offse
     gives no sample.
 
     Raises:
-        ConfigError: a trajectory has parallel paths, which TRL's tree packing does not support.
+        ConfigError: a trajectory has parallel paths, which TRL's tree packing does not support, or pictures.
     """
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
+    if any(record.pictures for result in results for record in result.trajectories):
+        raise ConfigError("the samples for TRL have no place for pictures: use turnwise-grpo-trainer")
     kept = [result for result in results if result.trainable and result.reward is not None]
     if len(kept) < 2:
         return []

@@ -19,7 +19,8 @@ def check_trainable(result: EpisodeResult) -> None:
 
     Raises:
         InfrastructureError: the episode failed or has no trajectory to train; verl must not count it as a reward of 0.
-        ConfigError: it has parallel paths; verl's engines support neither their mask nor their positions.
+        ConfigError: it has parallel paths, or pictures; verl's engines support neither their mask nor their positions,
+            and these rows have no place for pictures.
     """
     if not result.trainable or not any(result.trained):
         fault = result.fault
@@ -29,6 +30,8 @@ def check_trainable(result: EpisodeResult) -> None:
         )
     if any(trajectory.path_start.any() for trajectory in result.trajectories):
         raise ConfigError("verl's engines cannot train parallel paths: use turnwise-grpo-trainer")
+    if any(trajectory.pictures for trajectory in result.trajectories):
+        raise ConfigError("the rows for verl have no place for pictures: use turnwise-grpo-trainer")
 
 
 def count_turns(trajectory: Trajectory) -> int:

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from attrs import asdict, define, field
 
+from turnwise.errors import DataError
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Score, TrajectoryScore
 from turnwise_result_files.episode_rows import read_texts
+from turnwise_result_files.media import DECLARATION
 
 _WIDTH: Final = 100
 _SOURCE: Final = '''\
@@ -47,6 +49,8 @@ _MODULES: Final = {
 
 def write_case(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the source of a test about the episode of some rows: a row per record, with columns of JSON as text."""
+    if any(each["declaration"] == DECLARATION for row in rows for each in row.get("open_columns") or ()):
+        raise DataError("the source of a test has no place for pictures")
     episode = read_texts([dict(row) for row in rows])
     writer = _Writer()
     body, reward = writer.episode(episode), writer.literal(episode.reward)

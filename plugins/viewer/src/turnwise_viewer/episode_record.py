@@ -19,6 +19,7 @@ from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import scored_tokens
 from turnwise.types import JsonDict, Message
 from turnwise_result_files.episode_rows import read_report, read_texts
+from turnwise_result_files.media import DECLARATION
 from turnwise_result_files.messages import calls_of
 from turnwise_result_files.outside_calls import read_answer, read_messages
 from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, LIMIT, SECONDS
@@ -198,6 +199,9 @@ def _open_columns(row: Row, num_tokens: int) -> dict[str, list[str | None]]:
     """Return the columns of plugins, which need not be installed: the value of each token as text."""
     found: dict[str, list[str | None]] = {}
     for each in row.get("open_columns") or ():
+        if each["declaration"] == DECLARATION:
+            found["picture"] = _pictures(each["values"], num_tokens)
+            continue
         spec = ColumnSpec.from_dict(json.loads(each["declaration"]))
         values = decode_column(spec, each["values"])
         shown = [
@@ -206,6 +210,14 @@ def _open_columns(row: Row, num_tokens: int) -> dict[str, list[str | None]]:
         ]
         found[spec.name] = [*[None] * (num_tokens - len(shown)), *shown]
     return found
+
+
+def _pictures(values: str, num_tokens: int) -> list[str | None]:
+    """Return the file of its picture for each placeholder."""
+    shown: list[str | None] = [None] * num_tokens
+    for start, length, reference in json.loads(values):
+        shown[start : start + length] = [json.dumps(reference)] * length
+    return shown
 
 
 def _advantages(row: Row, fill: Sequence[None]) -> list[object] | None:

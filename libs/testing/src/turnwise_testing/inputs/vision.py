@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,6 +86,67 @@ QWEN_3_VL: Final = (
 """Qwen3-VL: tools as Qwen's text models have them, and no default system prompt."""
 
 
+INTERN_VL: Final = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.content is string %}{{- message.content }}
+    {%- else %}
+        {%- for part in message.content %}{{- '<IMG_CONTEXT>\\n' if part.type == 'image' else part.text }}{%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""InternVL3 in the form of transformers."""
+
+INTERN_TOKENS: Final = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+
+GEMMA_3: Final = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+    {%- if message.content is string %}{{- message.content | trim }}
+    {%- else %}
+        {%- for part in message.content %}
+            {{- '<start_of_image>' if part.type == 'image' else (part.text | trim) }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}
+"""
+"""Gemma 3: contents are trimmed. The public template also refuses roles that do not alternate."""
+
+GEMMA_TOKENS: Final = {
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+}
+
+IDEFICS_3: Final = """\
+{{- '<|im_start|>' }}
+{%- for message in messages %}
+    {{- message.role | capitalize + (':' if message.content[0].type == 'image' else ': ') }}
+    {%- for part in message.content %}
+        {%- if part.type == 'image' %}{{- '<image>' }}{%- elif part.type == 'text' %}{{- part.text }}{%- endif %}
+    {%- endfor %}
+    {{- '<end_of_utterance>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'Assistant:' }}{%- endif %}
+"""
+"""Idefics3 and SmolVLM: every content is a list of parts."""
+
+IDEFICS_TOKENS: Final = (
+    *("<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
+
+
 def make_picture(width: int = 32, height: int = 32, color: str = "red", form: str = "PNG") -> Picture:
     """Return a picture of one color."""
     from PIL import Image
@@ -115,3 +177,49 @@ def name_processor(folder: Path, processor_class: str) -> None:
     file = folder / "preprocessor_config.json"
     options = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(options | {"processor_class": processor_class}), encoding="utf-8")
+
+
+def save_intern(folder: Path) -> Path:
+    """Write a small InternVL that cuts pictures into tiles."""
+    from transformers import GotOcr2ImageProcessorPil
+
+    special = (*SPECIAL_TOKENS, *INTERN_TOKENS.values())
+    save_with_tokens(folder, byte_tokenizer(INTERN_VL, special, tags=TAGS), INTERN_TOKENS)
+    size = {"height": 16, "width": 16}
+    GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, min_patches=1, max_patches=4).save_pretrained(folder)
+    options = {"processor_class": "InternVLProcessor", "image_seq_length": 4}
+    (folder / "processor_config.json").write_text(json.dumps(options), encoding="utf-8")
+    return folder
+
+
+def save_gemma(folder: Path) -> Path:
+    """Write a small Gemma 3."""
+    from transformers import Gemma3ImageProcessorPil
+
+    special = ("<pad>", "<bos>", "<start_of_turn>", "<end_of_turn>", *GEMMA_TOKENS.values())
+    tokenizer = byte_tokenizer(GEMMA_3, special, tags=(), bos_token="<bos>", eos_token="<end_of_turn>")
+    save_with_tokens(folder, tokenizer, GEMMA_TOKENS)
+    Gemma3ImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    options = {"processor_class": "Gemma3Processor", "image_seq_length": 4}
+    (folder / "processor_config.json").write_text(json.dumps(options), encoding="utf-8")
+    return folder
+
+
+def save_idefics(folder: Path) -> Path:
+    """Write a small Idefics3 that cuts pictures into tiles."""
+    from transformers import Idefics3ImageProcessorPil
+
+    byte_tokenizer(IDEFICS_3, IDEFICS_TOKENS, tags=(), eos_token="<end_of_utterance>").save_pretrained(folder)
+    sizes = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+    Idefics3ImageProcessorPil(**sizes).save_pretrained(folder)
+    options = {"processor_class": "Idefics3Processor", "image_seq_len": 3}
+    (folder / "processor_config.json").write_text(json.dumps(options), encoding="utf-8")
+    return folder
+
+
+def save_with_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, tokens: Mapping[str, str]) -> None:
+    """Write a tokenizer whose special tokens of a family have names, as its processor asks for them."""
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    options = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(options | {"extra_special_tokens": dict(tokens)}), encoding="utf-8")

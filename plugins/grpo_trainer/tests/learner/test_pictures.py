@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from turnwise import Trajectory
 from turnwise.errors import ConfigError, DataError
 from turnwise.protocols import ModelSpec, Resources
-from turnwise.types import GenerateRequest, PlacedPicture, SamplingParams
+from turnwise.types import GenerateRequest, MediaTokens, PlacedPicture, SamplingParams
 from turnwise_engine_support.pictures import PictureReader
 from turnwise_grpo_trainer.config import LoraConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner.learner import Learner
@@ -45,36 +45,33 @@ def reference(request, tmp_path_factory):
 
 
 def make_record(reference, seed, num_pictures):
-    """Return a record of two turns with pictures in prompt and observation, and the places of these."""
+    """Return a record of two turns with pictures in prompt and observation."""
     rng = np.random.default_rng(seed)
-    places = []
     text = lambda size: rng.integers(20, 200, size).tolist()  # noqa: E731
 
-    def write(before, count):
-        ids = text(3)
+    def write(count):
+        ids, pictures = text(3), []
         for _ in range(count):
             picture = draw_picture(int(rng.integers(4)), *SIZES[int(rng.integers(4))])
             size = reference.count_tokens(picture)
-            places.append(PlacedPicture(start=before + len(ids), num_tokens=size, picture=picture))
+            pictures.append(PlacedPicture(start=len(ids), num_tokens=size, picture=picture))
             ids += [reference.placeholder] * size + text(2)
-        return ids
+        return MediaTokens(token_ids=ids, pictures=pictures)
 
-    prompt = write(0, num_pictures // 2)
-    record = Trajectory(prompt)
+    record = Trajectory(write(num_pictures // 2))
     # A sampled placeholder is text, as for the engine.
-    first = [*text(4), reference.placeholder]
-    record.add_action(first, -rng.random(5).astype(np.float32))
-    record.add_observation(write(len(prompt) + len(first), num_pictures - num_pictures // 2))
+    record.add_action([*text(4), reference.placeholder], -rng.random(5).astype(np.float32))
+    record.add_observation(write(num_pictures - num_pictures // 2))
     record.add_action(text(4), -rng.random(4).astype(np.float32))
-    return record, tuple(places)
+    return record
 
 
 def make_rows(reference, counts, model):
-    """Return rows with these numbers of pictures, and the records with their places."""
-    made = [make_record(reference, seed, count) for seed, count in enumerate(counts)]
-    batch = make_batch([record for record, _ in made], group_size=2)
+    """Return rows with these numbers of pictures, and their records."""
+    records = [make_record(reference, seed, count) for seed, count in enumerate(counts)]
+    batch = make_batch(records, group_size=2)
     rows = TokenRows.from_batch(batch, compute_loss_mask(batch))
-    return add_pictures(rows, [places for _, places in made], PictureReader(reference.path), model), made
+    return add_pictures(rows, batch.column("pictures"), PictureReader(reference.path), model), records
 
 
 COUNTS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
@@ -86,14 +83,14 @@ CASES = settings(max_examples=8, deadline=None, suppress_health_check=[HealthChe
 def test_log_probabilities_are_those_of_the_whole_context(reference, counts, packed, chunk):
     """Packed or padded, each token has the score of one forward pass over its row alone."""
     model = load_policy(POLICY, ModelSpec(path=reference.path))
-    rows, made = make_rows(reference, counts, model)
+    rows, records = make_rows(reference, counts, model)
     micro = collate(rows, range(len(rows)), packed=packed)
     with torch.no_grad():
         found = torch.zeros(rows.num_tokens)
         found[micro.tokens] = token_log_probs(model, micro, 0.7, chunk=chunk)[0]
-    for row, (record, places) in enumerate(made):
+    for row, record in enumerate(records):
         ids = record.input_ids.tolist()
-        expected, _best = reference.scores(ids, 1, temperature=0.7, variant=0, pictures=places)
+        expected, _best = reference.scores(ids, 1, temperature=0.7, variant=0, pictures=record.pictures)
         own = slice(rows.bounds[row] + 1, rows.bounds[row + 1])
         mask = rows["loss_mask"][own].bool().numpy()
         assert mask.sum() == 9
@@ -105,7 +102,7 @@ def test_log_probabilities_are_those_of_the_whole_context(reference, counts, pac
 def test_packed_rows_have_the_gradient_of_separate_rows(reference, counts):
     """In float64 the gradients of all weights, the vision tower's too, agree to 1e-10 of the largest."""
     model = load_policy(POLICY, ModelSpec(path=reference.path)).double()
-    rows, _made = make_rows(reference, counts, model)
+    rows, _records = make_rows(reference, counts, model)
 
     def gradient(micros):
         model.zero_grad()
@@ -131,18 +128,18 @@ def test_the_gap_to_the_engine_is_rounding_error(reference, packed):
     learner = make_learner(spec, policy={"packed": packed})
 
     async def rollout(engine, number):
-        record, places = make_record(reference, number, 2)
+        record = make_record(reference, number, 2)
         request = GenerateRequest(
             request_id=f"r{number}",
             trajectory_id="t",
             token_ids=record.input_ids,
             sampling=SamplingParams(temperature=1.0, max_tokens=12, seed=number),
-            pictures=places,
+            pictures=record.pictures,
         )
         result = await engine.generate(request)
-        sampled = Trajectory(record.input_ids)
+        sampled = Trajectory(MediaTokens(token_ids=record.input_ids, pictures=record.pictures))
         sampled.add_action(result.token_ids, result.logprobs, weight_version=result.weight_version)
-        return sampled, places
+        return sampled
 
     async def scenario():
         engine = TransformersEngine(
@@ -152,10 +149,8 @@ def test_the_gap_to_the_engine_is_rounding_error(reference, packed):
         gaps = []
         try:
             for version in (0, 1):
-                made = [await rollout(engine, number) for number in range(4)]
-                batch = make_batch([record for record, _ in made], group_size=2)
-                pictures = [places for _, places in made]
-                metrics = learner.update(batch, step=version + 1, version=version, pictures=pictures)
+                batch = make_batch([await rollout(engine, number) for number in range(4)], group_size=2)
+                metrics = learner.update(batch, step=version + 1, version=version)
                 gaps.append(metrics["gap/max"])
                 assert metrics["gap/tokens"] == 48
                 await engine.update_weights(learner.policy.full_weights(), version + 1)
@@ -178,10 +173,9 @@ def test_a_frozen_vision_tower_stays(reference, lora, frozen):
     """With `freeze_vision` a step changes the text model alone, with adapters too; else it changes both."""
     learner = make_learner(ModelSpec(path=reference.path), lora, {"freeze_vision": frozen})
     before = {name: weight.clone() for name, weight in learner.policy.full_weights()}
-    made = [make_record(reference, number, 2) for number in range(4)]
-    batch = make_batch([record for record, _ in made], group_size=2)
+    batch = make_batch([make_record(reference, number, 2) for number in range(4)], group_size=2)
     for step in (1, 2):  # adapters start at B = 0, so that the first step moves B alone
-        learner.update(batch, step=step, version=0, pictures=[places for _, places in made])
+        learner.update(batch, step=step, version=0)
     changed = {name for name, weight in learner.policy.full_weights() if not torch.equal(weight, before[name])}
     assert any("language_model" in name for name in changed)
     assert any("visual" in name for name in changed) is not frozen
@@ -190,9 +184,9 @@ def test_a_frozen_vision_tower_stays(reference, lora, frozen):
 def test_a_micro_batch_counts_patches(reference):
     """A row with a picture takes the budget of its tokens and its patches; text takes that of its tokens."""
     model = load_policy(POLICY, ModelSpec(path=reference.path))
-    rows, made = make_rows(reference, [2, 2, 0, 0], model)
+    rows, records = make_rows(reference, [2, 2, 0, 0], model)
     assert rows.sizes == [
-        len(record.input_ids) + 4 * sum(place.num_tokens for place in places) for record, places in made
+        len(record.input_ids) + 4 * sum(place.num_tokens for place in record.pictures) for record in records
     ]
     order = sorted(range(4), key=lambda row: -rows.lengths[row])
     for packed in (True, False):
@@ -215,17 +209,15 @@ def test_what_cannot_be_trained_is_refused(reference, tmp_path, model_dir):
     """Each refusal is one line that names the option or the row."""
     spec = ModelSpec(path=reference.path)
     model = load_policy(POLICY, spec)
-    rows, made = make_rows(reference, [1], model)
+    rows, (record,) = make_rows(reference, [1], model)
     reader = PictureReader(reference.path)
-    wrong = evolve(made[0][1][0], picture=draw_picture(9, 40, 40), num_tokens=1)
+    wrong = evolve(record.pictures[0], picture=draw_picture(9, 40, 40), num_tokens=1)
     with pytest.raises(DataError, match="has 1 placeholders, but the model's processor computes 25"):
         add_pictures(rows, [(wrong,)], reader, model)
-    with pytest.raises(DataError, match="1 rows, but pictures of 2"):
-        add_pictures(rows, [(), ()], reader, model)
     with pytest.raises(DataError, match="row 0 has parallel paths and a picture"):
-        add_pictures(rows.with_columns(path_start=torch.ones(rows.num_tokens)), [made[0][1]], reader, model)
+        add_pictures(rows.with_columns(path_start=torch.ones(rows.num_tokens)), [record.pictures], reader, model)
     with pytest.raises(DataError, match="which the model to train does not read"):
-        add_pictures(rows, [made[0][1]], None, model)
+        add_pictures(rows, [record.pictures], None, model)
     with pytest.raises(ConfigError, match="gae has no critic for a vision-language model"):
         load_critic(POLICY, spec)
     with pytest.raises(ConfigError, match="turnwise_segments has no attention of a vision tower"):

@@ -52,7 +52,6 @@ from turnwise_grpo_trainer.objective.losses import token_weights, value_loss
 from turnwise_grpo_trainer.objective.path_ratios import measure_paths
 from turnwise_grpo_trainer.objective.picture_rows import add_pictures
 from turnwise_grpo_trainer.objective.policy_loss import policy_loss
-from turnwise_grpo_trainer.objective.row_pictures import Pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows, pad, unpad
 from turnwise_grpo_trainer.report.stage_meter import StageMeter
 
@@ -155,15 +154,7 @@ class Learner:
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
         return learner
 
-    def update(
-        self,
-        batch: RolloutBatch,
-        *,
-        step: int,
-        version: int,
-        lr_factor: float = 1.0,
-        pictures: Pictures | None = None,
-    ) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, *, step: int, version: int, lr_factor: float = 1.0) -> dict[str, float]:
         """
         Update the policy, and the critic if there is one.
 
@@ -173,7 +164,6 @@ class Learner:
             version: weight version of the policy. The log-probability gap is measured on tokens that were sampled with
                 this version, or on all tokens if there are none.
             lr_factor: multiplies the policy's learning rate in this step.
-            pictures: of each row, by its tokens without pads; None if all rows are text.
 
         Returns:
             Metrics by name, the same in every process.
@@ -181,7 +171,7 @@ class Learner:
         self._meter = StageMeter()
         algorithm = self.config.algorithm
         mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
-        rows = add_pictures(TokenRows.from_batch(batch, mask), pictures, self.reader, self.policy.model)
+        rows = add_pictures(TokenRows.from_batch(batch, mask), batch.column("pictures"), self.reader, self.policy.model)
         rows = add_loss_columns(rows, batch, self.objectives.loss)
         rows, metrics = self._prepare(batch, rows)
         sequences = batch.episode_index if algorithm.loss_sequence == "episode" else torch.arange(len(batch))

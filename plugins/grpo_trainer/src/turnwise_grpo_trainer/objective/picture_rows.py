@@ -22,13 +22,13 @@ IS_PICTURE: Final = "is_picture"
 """Name of the (N,) int64 column of a vision-language model: 1 on placeholders of pictures."""
 
 
-def add_pictures(rows: TokenRows, pictures: Pictures | None, reader: PictureReader | None, model: Any) -> TokenRows:
+def add_pictures(rows: TokenRows, pictures: Pictures, reader: PictureReader | None, model: Any) -> TokenRows:
     """
     Return rows as the model reads them: for a vision-language model, with positions on three axes.
 
     Args:
         rows: B rows.
-        pictures: of each row; None if all are text.
+        pictures: of each row.
         reader: of the model; None for a model without pictures.
         model: the model to train, whose positions they get.
 
@@ -36,13 +36,10 @@ def add_pictures(rows: TokenRows, pictures: Pictures | None, reader: PictureRead
         DataError: a picture that the reader refuses, any picture without a reader, or a row with parallel paths and a
             picture.
     """
-    pictures = pictures if pictures is not None else [()] * len(rows)
     if reader is None:
         if any(pictures):
             raise DataError("the batch has pictures, which the model to train does not read")
         return rows
-    if len(pictures) != len(rows):
-        raise DataError(f"{len(rows)} rows, but pictures of {len(pictures)}")
     shift = torch.zeros(rows.num_tokens, 3, dtype=torch.int64)
     mask = torch.zeros(rows.num_tokens, dtype=torch.int64)
     num_patches = []

@@ -1,0 +1,75 @@
+"""A vision-language model on tasks with pictures: rollouts and training steps by the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_site import make_site, run, steps_of, train
+
+from turnwise_result_files import read_results
+from turnwise_testing.inputs.vision import QWEN_3_VL
+from turnwise_testing.references.vision_reference import VisionReference, draw_picture, randomize_weights
+from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+
+MODELS = {"qwen2_5_vl": tiny_qwen2_5_vl, "qwen3_vl": tiny_qwen3_vl}
+OPTIONS = (
+    "model.path=model",
+    "engine={name: transformers, device: cpu, max_context: 160}",
+    "rollout.prompt_length=128",
+    "rollout.sampling={temperature: 1.0, max_tokens: 8}",
+    "observers=[]",
+    "postprocessors=[]",
+    "train.num_steps=2",
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("starts_a_process")]
+
+
+@pytest.fixture(params=MODELS)
+def site(request, tmp_path):
+    """A folder with a random model and tasks that show one to three pictures."""
+    make_site(tmp_path)
+    tokenizer = byte_level_tokenizer(["What is shown?"] * 3, 300, special_tokens=VISION_TOKENS, chat_template=QWEN_3_VL)
+    save_vision(randomize_weights(MODELS[request.param](tokenizer)), tokenizer, tmp_path / "model")
+    rows = []
+    for number in range(5):
+        content: list[dict[str, str]] = [{"type": "text", "text": "What is shown?"}]
+        for place in range(1 + number % 3):
+            picture = draw_picture(10 * number + place, 8 * (1 + place), 16)
+            (tmp_path / picture.file_name).write_bytes(picture.data)
+            content.append({"type": "image", "path": picture.file_name})
+        rows.append({"messages": [{"role": "user", "content": content}], "uid": f"t{number}"})
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_rollout_has_the_probabilities_of_the_model(site: Path) -> None:
+    """Each sampled token has the one of a single forward pass over its record and the pictures of its task."""
+    output = run(site, "rollout", str(site / "config.yaml"), *OPTIONS, "--out", str(site / "out"))
+    results = read_results(site / "out")
+
+    reference = VisionReference(site / "model")
+    assert len(results) == 15, output
+    assert {str(each.status) for each in results} <= {"truncated", "completed"}
+    for result in results:
+        (record,) = result.trajectories
+        assert len(record.pictures) == 1 + int(result.task.uid[1:]) % 3
+        scores, _best = reference.scores(
+            record.input_ids.tolist(), record.num_prompt_tokens, temperature=1.0, variant=0, pictures=record.pictures
+        )
+        np.testing.assert_allclose(record.logprobs, scores, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("options", [(), ("train.lora.rank=2",), ("train.policy.freeze_vision=true",)], ids=str)
+def test_a_training_computes_what_the_engine_did(site: Path, options: tuple[str, ...]) -> None:
+    """The gap between engine and trainer is rounding error, before and after weights were synced."""
+    out = train(site, "out", *OPTIONS, *options)
+
+    steps = [line for line in steps_of(out) if "gap/max" in line]
+    assert len(steps) == 2
+    for line in steps:
+        assert line["gap/max"] < 1e-4
+        assert line["actor/grad_norm"] > 0

@@ -111,6 +111,11 @@ def test_an_engine_without_pictures(tmp_path):
     )
 
 
+def test_a_runtime_without_pictures(tmp_path):
+    """Ray is not started."""
+    assert "row 0 (task 'task0') has pictures, which need the runtime local" in fail(tmp_path, runtime={"name": "ray"})
+
+
 def test_a_model_without_pictures(tmp_path):
     """So is one whose model takes none."""
     file = write_run(tmp_path)
@@ -137,6 +142,16 @@ def test_a_broken_picture_of_a_tool(tmp_path):
     faults = [each.fault for each in read_results(tmp_path / "out")]
     assert {("tool", "ToolError")} == {(fault.owner, fault.kind) for fault in faults if fault}
     assert all("is broken" in fault.message for fault in faults if fault)
+
+
+def test_the_number_of_pictures(tmp_path):
+    """An observation with one more ends its episode at the limit, which its result names."""
+    done = roll_out(tmp_path, write_run(tmp_path), "rollout.max_pictures=1")
+    assert done.returncode == 0, done.stderr
+    for result in read_results(tmp_path / "out"):
+        assert (str(result.status), result.limit.name, result.limit.value) == ("truncated", "rollout.max_pictures", 1)
+        assert result.limit.reason == "the observation would give the record 2 pictures, more than 1"
+        assert [CAT.key] == [p.picture.key for p in result.trajectories[0].pictures]
 
 
 def test_a_missing_picture_of_a_task(tmp_path):

@@ -8,8 +8,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnwise.episode.records import EpisodeRecords
 from turnwise.episode.setup import Limits, apply_prompt_policy
-from turnwise.errors import ConfigError, DataError, InvariantError, TrajectoryError
+from turnwise.errors import BudgetExhausted, ConfigError, DataError, InvariantError, TrajectoryError
 from turnwise.media import find_picture, picture_part, read_picture, read_picture_part
 from turnwise.record.invariants import check_lineage, check_trajectory
 from turnwise.record.lineage import RecordLineage
@@ -239,3 +240,15 @@ class TestParts:
         """
         with pytest.raises(DataError, match="needs the form"):
             read_picture_part({"type": "image", "path": "cat.png"})
+
+
+def test_episodes_count_the_pictures_of_a_record():
+    """A prompt with too many is the data set's fault; an observation with too many ends the episode."""
+    records = EpisodeRecords(Limits(max_pictures=2))
+    with pytest.raises(DataError, match=r"the prompt has 3 pictures, more than rollout\.max_pictures=2"):
+        records.open(Trajectory(media(6, (0, 2), (2, 4), (4, 6))), "")
+    record = records.open(Trajectory(media(4, (0, 2), (2, 4))), "")
+    records.check_room(record, "observation", np.arange(3))
+    with pytest.raises(BudgetExhausted, match="would give the record 3 pictures, more than 2") as caught:
+        records.check_room(record, "observation", media(3, (0, 2)))
+    assert (caught.value.limit, caught.value.value) == ("rollout.max_pictures", 2)

@@ -150,6 +150,7 @@ class RolloutConfig(GroupOptions):
         max_steps: steps after which an agent that never ends is stopped.
         max_records: records that an episode may open; most agents open one.
         max_sampled_tokens: tokens that may be sampled in all records of an episode; null is no limit.
+        max_pictures: pictures that a record may have, prompt and observations together.
         max_in_flight: episodes that one worker runs at the same time.
         check_invariants: check every trajectory against the promises of the token record.
     """
@@ -163,6 +164,7 @@ class RolloutConfig(GroupOptions):
     max_steps: int = field(default=1000, validator=at_least_1)
     max_records: int = field(default=64, validator=at_least_1)
     max_sampled_tokens: int | None = field(default=None, validator=validators.optional(at_least_1))
+    max_pictures: int = field(default=256, validator=at_least_0)
     max_in_flight: int = field(default=256, validator=at_least_1)
     check_invariants: bool = True
 

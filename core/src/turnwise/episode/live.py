@@ -247,12 +247,12 @@ class LiveEpisode:
     def observe(self, token_ids: TokenArray | MediaTokens, *, record: TokenRecord | None = None) -> None:
         target = self.records.resolve(record)
         # At least one token of the model must fit behind an observation, or the record would end with it.
-        self.records.check_room(target, "observation", len(token_ids), spare=1)
+        self.records.check_room(target, "observation", token_ids, spare=1)
         target.add_observation(token_ids)
 
     def force(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
         target = self.records.resolve(record)
-        self.records.check_room(target, "forced text", len(token_ids))
+        self.records.check_room(target, "forced text", token_ids)
         target.add_forced(token_ids)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from attrs import define, evolve, field
 
 from turnwise.episode.setup import Limits
-from turnwise.errors import BudgetExhausted, TrajectoryError
+from turnwise.errors import BudgetExhausted, DataError, TrajectoryError
 from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.columns import TokenRecord
-from turnwise.record.limit import ENGINE_CONTEXT, RECORDS, RESPONSE, Room
+from turnwise.record.limit import ENGINE_CONTEXT, PICTURES, RECORDS, RESPONSE, Room
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.open_columns import find_spec
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.step_results import Counters, TurnPosition
 from turnwise.record.trajectory import Mark, Path, Trajectory
 from turnwise.report import MAX_REPORTS, Report
-from turnwise.types import Score
+from turnwise.types import MediaTokens, Score, TokenArray
 
 
 @define(eq=False)
@@ -73,10 +73,19 @@ class EpisodeRecords:
         return tuple(entry.lineage or RecordLineage() for entry in self.entries)
 
     def open(self, trajectory: Trajectory, seed_name: str, lineage: RecordLineage | None = None) -> Trajectory:
-        """Add a record; `BudgetExhausted` when the episode has as many as it may have."""
+        """
+        Add a record.
+
+        Raises:
+            BudgetExhausted: the episode has as many as it may have.
+            DataError: the prompt has more pictures than a record may have.
+        """
         if len(self.entries) >= self.limits.max_records:
             text = f"the episode has {len(self.entries)} records, and max_records allows no more"
             raise BudgetExhausted(text, limit=RECORDS, value=self.limits.max_records)
+        if (num_pictures := len(trajectory.pictures)) > self.limits.max_pictures:
+            text = f"the prompt has {num_pictures} pictures, more than {PICTURES}={self.limits.max_pictures}"
+            raise DataError(text)
         # Equal names must not give equal seeds: two conversations with one prompt would be sampled alike.
         same = sum(entry.seed_name.partition("\0")[0] == seed_name for entry in self.entries) if seed_name else 0
         self.entries.append(EpisodeRecord(trajectory, f"{seed_name}\0{same}" if same else seed_name, lineage))
@@ -157,8 +166,14 @@ class EpisodeRecords:
             limit = min(limit, self.max_context)
         return max(0, limit - num_tokens)
 
-    def check_room(self, record: TokenRecord, noun: str, num_tokens: int, spare: int = 0) -> None:
-        """Raise `BudgetExhausted` unless a text of so many tokens and `spare` more of the model fit into a record."""
+    def check_room(
+        self, record: Trajectory | Path, noun: str, tokens: TokenArray | MediaTokens, spare: int = 0
+    ) -> None:
+        """Raise `BudgetExhausted` unless tokens, their pictures and `spare` tokens of the model fit into a record."""
+        num_tokens, limit = len(tokens), self.limits.max_pictures
+        if isinstance(tokens, MediaTokens) and (num := len(record.pictures) + len(tokens.pictures)) > limit:
+            text = f"the {noun} would give the record {num} pictures, more than {limit}"
+            raise BudgetExhausted(text, limit=PICTURES, value=limit)
         if num_tokens + spare > self.remaining(record):
             room = self.find_room(record)
             fits = "did not fit into" if num_tokens > room.num_tokens else "filled"

@@ -31,6 +31,7 @@ class Limits(Deadlines):
         max_records: most records of the episode.
         max_sampled_tokens: sampled tokens after which no further request is sent, over all records and with samples
             that were not appended; None for no limit. Requests that run at the same time may exceed it together.
+        max_pictures: most pictures of a record.
     """
 
     prompt_length: int = 1024
@@ -39,6 +40,7 @@ class Limits(Deadlines):
     max_steps: int = 1000
     max_records: int = 64
     max_sampled_tokens: int | None = None
+    max_pictures: int = 256
 
 
 class EngineClient(Protocol):

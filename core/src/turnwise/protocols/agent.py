@@ -232,7 +232,11 @@ class Episode(Protocol):
         """Append a result of `sample`; `TrajectoryError` for another record, or one that has changed since."""
 
     def observe(self, token_ids: TokenArray | MediaTokens, *, record: TokenRecord | None = None) -> None:
-        """Append an observation, perhaps with pictures; `BudgetExhausted` if no token of the model fits after it."""
+        """
+        Append an observation, perhaps with pictures.
+
+        `BudgetExhausted` if no token of the model fits after it, or the record would have more than `max_pictures`.
+        """
 
     def force(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
         """Append forced tokens; `BudgetExhausted` when they do not fit."""

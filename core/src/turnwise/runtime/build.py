@@ -263,6 +263,7 @@ class RunBuilder:
             max_steps=rollout.max_steps,
             max_records=rollout.max_records,
             max_sampled_tokens=rollout.max_sampled_tokens,
+            max_pictures=rollout.max_pictures,
             **_fields_of(Deadlines, rollout.deadlines),
         )
 

@@ -26,6 +26,7 @@ from turnwise_grpo_trainer.learner.models import load_critic, load_policy, run_m
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.picture_rows import add_pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows
+from turnwise_grpo_trainer.processes.trainers import export
 from turnwise_testing.references.vision_reference import VisionReference, draw_picture, randomize_weights
 from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
@@ -121,11 +122,11 @@ def test_packed_rows_have_the_gradient_of_separate_rows(reference, counts):
     assert any("visual" in name for name in separate) == any(counts)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_the_gap_to_the_engine_is_rounding_error(reference, packed):
-    """Engine and trainer give sampled tokens the same probability, before a training step and after its update."""
+@pytest.mark.parametrize(("packed", "lora"), [(True, None), (False, None), (False, LoraConfig(rank=2))])
+def test_the_gap_to_the_engine_is_rounding_error(reference, packed, lora):
+    """Engine and trainer agree about sampled tokens, before a step and after its weights or adapters have travelled."""
     spec = ModelSpec(path=reference.path)
-    learner = make_learner(spec, policy={"packed": packed})
+    learner = make_learner(spec, lora, {"packed": packed})
 
     async def rollout(engine, number):
         record = make_record(reference, number, 2)
@@ -153,7 +154,8 @@ def test_the_gap_to_the_engine_is_rounding_error(reference, packed):
                 metrics = learner.update(batch, step=version + 1, version=version)
                 gaps.append(metrics["gap/max"])
                 assert metrics["gap/tokens"] == 48
-                await engine.update_weights(learner.policy.full_weights(), version + 1)
+                weights = learner.policy.adapter_weights() if lora else learner.policy.full_weights()
+                await engine.update_weights(weights, version + 1)
         finally:
             await engine.stop()
         return gaps
@@ -193,6 +195,26 @@ def test_a_micro_batch_counts_patches(reference):
         groups = pack_by_tokens(rows, order, max_tokens=rows.sizes[order[0]] + 1, packed=packed)
         assert groups[0] == order[:1]
         assert sorted(row for group in groups for row in group) == [0, 1, 2, 3]
+
+
+def test_an_export_is_a_whole_model(reference, tmp_path):
+    """The written folder has the image processor, and gives the trained model's scores."""
+    learner = make_learner(ModelSpec(path=reference.path))
+    record, places = make_record(reference, 0, 2)
+    other, others = make_record(reference, 1, 2)
+    batch = make_batch([record, other], group_size=2)
+    learner.update(batch, step=1, version=0, pictures=[places, others])
+    export(learner.policy, reference.path, tmp_path)
+    written, ids = VisionReference(tmp_path), record.input_ids.tolist()
+    rows, _made = make_rows(reference, [2], learner.policy.model)
+    micro = collate(rows, [0], packed=False)
+    with torch.no_grad():
+        found = token_log_probs(learner.policy.model, micro, 1.0)[0].numpy()
+    expected, _best = written.scores(ids, 1, temperature=1.0, variant=0, pictures=places)
+    before, _best = reference.scores(ids, 1, temperature=1.0, variant=0, pictures=places)
+    own = micro.tokens.numpy() - 1
+    np.testing.assert_allclose(found, expected[own], atol=1e-4, rtol=0)
+    assert np.abs(found - before[own]).max() > 1e-3
 
 
 def test_prefixes_are_not_shared(reference):

@@ -45,7 +45,13 @@ def error_of(capsys, *arguments: str) -> str:
 
 def test_every_registry_has_a_kind():
     """A new hook needs a template."""
-    assert {kind.registry for kind in KINDS.values()} == {*REGISTRIES, "environments", "task_sources", "wrappers"}
+    assert {kind.registry for kind in KINDS.values()} == {
+        *REGISTRIES,
+        "environments",
+        "task_sources",
+        "workspaces",
+        "wrappers",
+    }
     assert sorted(KINDS) == list(KINDS)
 
 

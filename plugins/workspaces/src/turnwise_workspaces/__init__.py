@@ -2,13 +2,13 @@
 Workspaces: an isolated place with files and processes for each episode.
 
 It adds the kind `workspaces`, whose parts are backends; registers the backends `bubblewrap` and `containers`, the tools
-`workspace` and the command `turnwise workspaces`.
+`workspace`, the command `turnwise workspaces`, and a diagnostic.
 """
 
 from __future__ import annotations
 
 from turnwise import Command as CommandLine
-from turnwise import HookSpecs, NoConfig, Registry, Resources, Tool, hookimpl
+from turnwise import Diagnostic, HookSpecs, NoConfig, Registry, Resources, Tool, hookimpl
 from turnwise_workspaces import workspace
 from turnwise_workspaces.config import BubblewrapConfig, ContainersConfig, WorkspaceToolsConfig
 from turnwise_workspaces.workspace import (
@@ -91,3 +91,16 @@ def register_tools(registry: Registry[Tool | tuple[Tool, ...]]) -> None:
 def register_commands(registry: Registry[CommandLine]) -> None:
     """Register `turnwise workspaces`."""
     registry.add("workspaces", make_command)
+
+
+def make_diagnostic(_config: NoConfig, _resources: Resources) -> Diagnostic:
+    """Return the checks of this machine: a module with a function `diagnose` is a `Diagnostic`."""
+    from turnwise_workspaces import diagnosis
+
+    return diagnosis
+
+
+@hookimpl
+def register_diagnostics(registry: Registry[Diagnostic]) -> None:
+    """Register the checks of boxes and containers."""
+    registry.add("workspaces", make_diagnostic)

@@ -77,6 +77,12 @@ KINDS: Mapping[str, PartKind] = {
         usage="weight_transport: NAME",
         needs=("ml_dtypes", "torch"),
     ),
+    "workspace": PartKind(
+        registry="workspaces",
+        label="workspace backend",
+        usage="tools: [{name: workspace, backend: NAME}]",
+        requires="turnwise-workspaces",
+    ),
     "wrapper": PartKind(registry="wrappers", label="wrapper", usage="NAME: {slow_s: 1.0}"),
 }
 """Every kind by its name on the command line, sorted."""

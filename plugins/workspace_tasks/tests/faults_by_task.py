@@ -1,0 +1,132 @@
+"""A plugin with the backend `faults_by_task`: real workspaces, each with the fault that its file `fault` names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import define, field, frozen
+
+from turnwise import Registry, Resources, hookimpl
+from turnwise.config.parts import Choice
+from turnwise.errors import InfrastructureError
+from turnwise_workspaces import (
+    Capabilities,
+    Command,
+    ExecResult,
+    Orphan,
+    Workspace,
+    WorkspaceBackend,
+    WorkspaceSpec,
+)
+from turnwise_workspaces.backends import build_backend
+from turnwise_workspaces.workspace import OnOutput
+
+READY = b"ready"
+"""A command that is killed says this first."""
+
+
+@frozen(kw_only=True)
+class FaultsConfig:
+    """
+    Options of the backend.
+
+    Attributes:
+        inner: name of the backend that starts the workspaces.
+        options: of that backend.
+    """
+
+    inner: str = "bubblewrap"
+    options: Mapping[str, Any] = field(factory=dict)
+
+
+@define(eq=False)
+class FaultsByTask:
+    """Starts workspaces with faults."""
+
+    inner: WorkspaceBackend
+    tries: Counter[str] = field(factory=Counter)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def check(self, spec: WorkspaceSpec) -> None:
+        self.inner.check(spec)
+
+    async def start(self, spec: WorkspaceSpec) -> Workspace:
+        fault, name = (spec.files.get(path, b"").decode() for path in ("fault", "name"))
+        self.tries[name] += 1
+        is_over = fault.endswith("_once") and self.tries[name] > 1
+        if fault.startswith("boot_fails") and not is_over:
+            raise InfrastructureError("no machine is free")
+        workspace = await self.inner.start(spec)
+        if fault.startswith("boot_hangs") and not is_over:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await workspace.close()
+        return FaultyWorkspace(workspace, fault)
+
+    async def find_orphans(self) -> Sequence[Orphan]:
+        return await self.inner.find_orphans()
+
+    async def reap(self) -> Sequence[Orphan]:
+        return await self.inner.reap()
+
+
+@define(eq=False)
+class FaultyWorkspace:
+    """A workspace with one fault."""
+
+    inner: Workspace
+    fault: str
+
+    async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
+        place = "grading" if any("/tests/" in each for each in command.argv) else "agent"
+        if self.fault == f"exec_hangs_in_{place}":
+            await asyncio.Event().wait()
+        if self.fault != f"killed_in_{place}":
+            return await self.inner.exec(command, on_output)
+        return await self.inner.exec(command, lambda data: kill_first_process(self.inner) if READY in data else None)
+
+    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
+        return await self.inner.read(path, max_bytes=max_bytes, offset=offset)
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self.inner.write(path, data)
+
+    async def end_processes(self) -> None:
+        await self.inner.end_processes()
+
+    async def close(self) -> None:
+        if self.fault == "close_hangs":
+            await asyncio.Event().wait()
+        if self.fault == "close_fails":
+            raise OSError("the machine does not answer")
+        await self.inner.close()
+
+    def kill(self) -> None:
+        self.inner.kill()
+
+
+def kill_first_process(workspace: Any) -> None:
+    """Kill the box or the container from outside, as the system may."""
+    pid = getattr(workspace, "_init", 0) or workspace._channel._process.pid
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _make(config: FaultsConfig, resources: Resources) -> WorkspaceBackend:
+    return FaultsByTask(build_backend(Choice(config.inner, config.options), resources))
+
+
+@hookimpl
+def register_workspaces(registry: Registry[WorkspaceBackend]) -> None:
+    """Register the backend."""
+    registry.add("faults_by_task", _make, config=FaultsConfig)

@@ -198,6 +198,7 @@ class Capabilities:
         max_context, vocab_size: most tokens of context and output together, and the number of ids; None when unknown.
         sampling_options: names that `SamplingParams.extra` may have.
         refused_options: other names that it could have, with the reason why the engine refuses them.
+        columns: names of the open columns that its results have.
     """
 
     logprobs: bool = True
@@ -214,6 +215,7 @@ class Capabilities:
     vocab_size: int | None = None
     sampling_options: frozenset[str] = frozenset()
     refused_options: Mapping[str, str] = field(factory=dict, hash=False)
+    columns: frozenset[str] = frozenset()
 
     def check_extra(self, sampling: SamplingParams) -> None:
         """Raise `ConfigError` with the first option of `SamplingParams.extra` that the engine refuses."""

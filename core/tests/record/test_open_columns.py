@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,8 +27,9 @@ TEACHER = ColumnSpec(name="teacher", dtype="float32", tokens="none")
 
 
 def values(spec: ColumnSpec, seeds) -> np.ndarray:
-    """Return values that differ from token to token and from column to column."""
+    """Return values that differ from token to token and from column to column; the seed -1 gives the fill."""
     flat = np.outer(seeds, np.arange(1, 1 + int(np.prod(spec.shape)))) % 100
+    flat = np.where(np.reshape(seeds, (-1, 1)) == -1, spec.fill, flat)
     return flat.reshape(len(seeds), *spec.shape).astype(spec.dtype)
 
 
@@ -125,13 +127,13 @@ def test_values_stay_at_their_tokens(drawn, budget, data):
 
 
 def test_values_of_the_context():
-    """A column of all tokens takes those of prompts and observations from the answer; sampled tokens keep their own."""
+    """A column of all tokens takes those of the context from the answer, where the record has none."""
     record = Trajectory([1, 2])
     record.add_action([3], [-0.5], columns=[(ROUTES, values(ROUTES, [1, 2, 3]))])
     view = record.column("routes")
     record.add_observation([4])
     record.add_action([5], [-0.5], columns=[(ROUTES, values(ROUTES, [11, 12, 13, 14, 15]))])
-    assert same(record.column("routes"), values(ROUTES, [11, 12, 3, 14, 15]))
+    assert same(record.column("routes"), values(ROUTES, [1, 2, 3, 14, 15]))
     assert same(view, values(ROUTES, [1, 2, 3]))  # a view stays as it was
 
     first, second = record.fork(2)
@@ -139,7 +141,7 @@ def test_values_of_the_context():
     first.add_action([7], [-0.5], columns=[(ROUTES, values(ROUTES, range(20, 27)))])
     second.add_action([8], [-0.5], columns=[(ROUTES, values(ROUTES, [30]))])
     record.join((first, second))
-    assert same(record.column("routes"), values(ROUTES, [11, 12, 3, 14, 15, 25, 26, 30]))
+    assert same(record.column("routes"), values(ROUTES, [1, 2, 3, 14, 15, 25, 26, 30]))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,26 @@ def test_the_engine_and_the_record_are_compared():
         check_sampled(record, [results[0], results[0]])
 
 
+def test_the_last_token_of_a_turn():
+    """No engine has run it yet: it takes its value from the next request, and a resumed record still passes."""
+    record = Trajectory([1])
+    answers = [values(ROUTES, [1, 2, -1]), values(ROUTES, [91, 92, 3, 4, 5, -1])]
+    record.add_action([2, 3], [-0.5] * 2, columns=[(ROUTES, answers[0])])
+    record.add_observation([4])
+    record.add_action([5, 6], [-0.5] * 2, columns=[(ROUTES, answers[1])])
+    assert same(record.column("routes"), values(ROUTES, [1, 2, 3, 4, 5, -1]))
+    ids = iter([[2, 3], [5, 6]])
+    results = [
+        GenerateResult(
+            token_ids=next(ids), logprobs=[-0.5] * 2, finish_reason=FinishReason.STOP, columns={"routes": answer}
+        )
+        for answer in answers
+    ]
+    check_sampled(record, results)
+    with pytest.raises(InvariantError, match="the recorded values of column 'routes' differ from the engine's"):
+        check_sampled(record, [results[0], evolve(results[1], columns=results[0].columns)])
+
+
 def test_two_parts_of_a_turn():
     """The second part of an interrupted turn adds its new values, and both parts have the same columns."""
 
@@ -217,6 +239,9 @@ def test_two_parts_of_a_turn():
     first, rest = values(ROUTES, [1, 2, 3]), values(ROUTES, [91, 92, 93, 4])
     joined = join_columns(part(1, {"routes": first}), part(1, {"routes": rest}))
     assert same(joined["routes"], values(ROUTES, [1, 2, 3, 4]))
+    lacking, specs = values(ROUTES, [1, -1]), {"routes": ROUTES}
+    joined = join_columns(part(2, {"routes": lacking}), part(1, {"routes": rest}), specs)
+    assert same(joined["routes"], values(ROUTES, [1, 93, 4]))
     assert join_columns(part(1, None), part(1, None)) is None
     assert same(join_columns(part(0, None), part(1, {"routes": rest}))["routes"], rest)
     with pytest.raises(TrajectoryError, match="the column 'routes' for one part of a turn and not for the other"):

@@ -31,7 +31,16 @@ def test_an_agent_may_exclude_an_engine():
     plan.check_engine(SimpleNamespace(capabilities=Capabilities(grammars=True)))
     with pytest.raises(ConfigError, match=r"agent\.form needs grammars"):
         plan.check_engine(SimpleNamespace(capabilities=Capabilities()))
-    RolloutPlan(default_agent="a", agents={"a": None}).check_engine(None)
+    RolloutPlan(default_agent="a", agents={"a": None}).check_engine(SimpleNamespace(capabilities=Capabilities()))
+
+
+def test_a_column_that_no_plugin_declares():
+    """It is refused before the first episode."""
+    engine = SimpleNamespace(capabilities=Capabilities(columns={"routed_experts"}))
+    RolloutPlan(default_agent="a", agents={"a": None}, columns={"routed_experts"}).check_engine(engine)
+    plan = RolloutPlan(default_agent="a", agents={"a": None}, columns={"teacher_logprobs"})
+    with pytest.raises(ConfigError, match="its results have the column 'routed_experts', which no loaded plugin decl"):
+        plan.check_engine(engine)
 
 
 @given(uids=st.lists(st.sampled_from("abc"), min_size=1, max_size=12), n=st.integers(1, 4))

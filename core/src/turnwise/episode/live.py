@@ -321,7 +321,9 @@ class LiveEpisode:
             on_cut = options.on_cut if self.capabilities.abort else None
             self._busy.add(target)
             try:
-                turn = await request_turn(request, position, saved, partial(self._request, on_cut=on_cut))
+                turn = await request_turn(
+                    request, position, saved, partial(self._request, on_cut=on_cut), self.context.columns
+                )
             except BaseException:
                 if saved is not None and keeps_parts:
                     self._note_sample(target, saved)

@@ -141,15 +141,16 @@ async def request_turn(
     position: TurnPosition,
     saved: RecordedTurn | None,
     send: Callable[[GenerateRequest], Awaitable[GenerateResult]],
+    columns: Mapping[str, ColumnSpec] = NO_COLUMNS,
 ) -> RecordedTurn:
-    """Sample a turn, or the rest of a saved one."""
+    """Sample a turn, or the rest of a saved one, whose open columns are declared."""
     started = time.perf_counter()
     if saved is None:
         result, seconds = await send(request), 0.0
     else:
         rest = continue_request(request, saved.result)
         sampled = None if rest is None else await send(rest)
-        result, seconds = join_turn(saved.result, sampled, request), saved.seconds
+        result, seconds = join_turn(saved.result, sampled, request, columns), saved.seconds
     return RecordedTurn(
         position=position,
         result=result,
@@ -177,7 +178,12 @@ def continue_request(request: GenerateRequest, saved: GenerateResult) -> Generat
     return evolve(request, token_ids=token_ids, sampling=sampling, on_tokens=None, grammar=grammar)
 
 
-def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: GenerateRequest) -> GenerateResult:
+def join_turn(
+    saved: GenerateResult,
+    rest: GenerateResult | None,
+    request: GenerateRequest,
+    columns: Mapping[str, ColumnSpec] = NO_COLUMNS,
+) -> GenerateResult:
     """
     Return the part of a turn before an interrupt and the result of `continue_request` as the result of its request.
 
@@ -191,7 +197,7 @@ def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: Gener
         logprobs=np.concatenate([saved.logprobs, rest.logprobs]),
         weight_version=_join_versions(saved, rest),
         num_cached_tokens=saved.num_cached_tokens + rest.num_cached_tokens,
-        columns=join_columns(saved, rest),
+        columns=join_columns(saved, rest, columns),
     )
 
 

@@ -51,8 +51,8 @@ class ColumnSpec:
         fill: of all tokens without a value, and of pads; each number of a value is it.
         tokens: the tokens that can have values. `sampled`: the policy sampled them, in the record or before a branch of
             it; an engine gives the values. `all`: any token, prompts too; an engine gives values for the tokens that it
-            samples, or for its whole context and these. `none`: no token has one while the episode runs; a scorer
-            gives values for any response token.
+            samples, or for its whole context and these, and a token keeps the first value. `none`: no token has one
+            while the episode runs; a scorer gives values for any response token.
         on_branch: of the sampled tokens that a branched record shares with its parent: keep the values, or `fill`.
         version: of the meaning of the values. It is written to files; values of another version are not mixed.
     """

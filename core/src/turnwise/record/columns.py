@@ -245,7 +245,7 @@ class TokenRecord:
             weight_version: counter of the weights that sampled them, from 0; or (n,) one for each id.
             constrained: they were sampled under a grammar.
             columns: (n, *shape) values of open columns; of one for all tokens perhaps (T + n, *shape), where T are the
-                tokens of `input_ids` before. Tokens before that the policy did not sample take their values from there.
+                tokens of `input_ids` before. Tokens before that have no value take theirs from there.
 
         Raises:
             TrajectoryError: lengths differ, a log-probability is not finite, a version is negative, or values do not
@@ -299,7 +299,8 @@ class TokenRecord:
             if spec.name not in self._columns.open:
                 self._columns.put(spec, self._first_response if spec.of_responses else 0)
             if has_context:
-                where = np.flatnonzero(~is_sampled(self._columns.view("origins")))
+                # The first value stays: it is of the forward pass whose output the next token was sampled from.
+                where = np.flatnonzero(spec.is_fill(self._columns.view(spec.name)))
                 self._columns.write(spec.name, where, values[self._num_before + where])
             found[spec.name] = values[len(values) - num_new :]
         return found

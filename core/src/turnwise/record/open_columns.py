@@ -15,7 +15,7 @@ from attrs import evolve
 from numpy.typing import ArrayLike
 
 from turnwise.errors import TrajectoryError
-from turnwise.record.column_specs import TYPES, ColumnSpec, check_open
+from turnwise.record.column_specs import NO_COLUMNS, TYPES, ColumnSpec, check_open
 from turnwise.record.columns import TokenColumns, TokenRecord, is_in_turn, is_sampled
 from turnwise.types import Array, GenerateResult
 
@@ -154,9 +154,13 @@ def add_turn(
     )
 
 
-def join_columns(first: GenerateResult, rest: GenerateResult) -> Mapping[str, Array] | None:
+def join_columns(
+    first: GenerateResult, rest: GenerateResult, specs: Mapping[str, ColumnSpec] = NO_COLUMNS
+) -> Mapping[str, Array] | None:
     """
     Return the columns of two parts of a turn as columns of the whole turn.
+
+    A token of the first part that has no value in a declared column takes the one that the rest gives for its context.
 
     Raises:
         TrajectoryError: one part has a column that the other lacks.
@@ -170,8 +174,13 @@ def join_columns(first: GenerateResult, rest: GenerateResult) -> Mapping[str, Ar
         raise TrajectoryError(
             f"the engine returned the column {lacking!r} for one part of a turn and not for the other"
         )
-    size = len(rest.token_ids)
-    joined = {name: np.concatenate([before[name], after[name][len(after[name]) - size :]]) for name in before}
+    joined: dict[str, Array] = {}
+    for name, values in before.items():
+        context, new = np.split(after[name], [len(after[name]) - len(rest.token_ids)])
+        if name in specs and len(context) >= len(values):
+            lacking, own = specs[name].is_fill(values), context[len(context) - len(values) :]
+            values = np.where(lacking.reshape(-1, *[1] * (values.ndim - 1)), own, values)
+        joined[name] = np.concatenate([values, new])
     return joined or None
 
 

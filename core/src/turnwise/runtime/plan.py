@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import field, frozen
 
-from turnwise.errors import DataError, PluginError, describe
+from turnwise.errors import ConfigError, DataError, PluginError, describe
 from turnwise.options import GroupOptions, PromptPolicy
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import EngineCheckingAgent, Postprocessor
@@ -46,6 +46,7 @@ class RolloutPlan(GroupOptions):
         response_length: width of a batch's responses; None for the longest one.
         postprocessors: add fields to a batch, in this order; the keys name them in errors.
         engine_checks: agents of the config that check the engine.
+        columns: names of the open columns that plugins declare.
     """
 
     default_agent: str
@@ -57,11 +58,18 @@ class RolloutPlan(GroupOptions):
     response_length: int | None = None
     postprocessors: Mapping[str, Postprocessor] = field(factory=dict)
     engine_checks: Sequence[EngineCheckingAgent] = ()
+    columns: frozenset[str] = frozenset()
 
     def check_engine(self, engine: DescribedEngine) -> None:
-        """Raise `ConfigError` if the options of an agent exclude the engine."""
+        """Raise `ConfigError` if the options of an agent exclude the engine, or no plugin declares a column of it."""
         for agent in self.engine_checks:
             agent.check_engine(engine.capabilities)
+        if undeclared := sorted(engine.capabilities.columns - self.columns):
+            known = ", ".join(sorted(self.columns)) or "none"
+            raise ConfigError(
+                f"engine: its results have the column {undeclared[0]!r}, which no loaded plugin declares; install the"
+                f" plugin of the column, or turn the option of the engine off; declared: {known}"
+            )
 
     def specs(
         self, tasks: Iterable[Task], resumed: Sequence[UnfinishedEpisode] = (), *, global_step: int, validation: bool

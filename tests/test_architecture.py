@@ -22,6 +22,7 @@ MODULES = [f"turnwise_{name}" for name in PLUGINS]
 LIBRARIES = [
     "turnwise_chat_templates",
     "turnwise_engine_support",
+    "turnwise_moe_routes",
     "turnwise_result_files",
     "turnwise_rollout_buffer",
     "turnwise_strict_json",

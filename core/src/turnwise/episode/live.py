@@ -318,12 +318,10 @@ class LiveEpisode:
         room = options.narrow(self.records.find_room(target), self)
         if turn is None or not turn.complete:
             request = self._build_request(target, position, options, room)
-            on_cut = options.on_cut if self.capabilities.abort else None
+            send = partial(self._request, on_cut=options.on_cut if self.capabilities.abort else None)
             self._busy.add(target)
             try:
-                turn = await request_turn(
-                    request, position, saved, partial(self._request, on_cut=on_cut), self.context.columns
-                )
+                turn = await request_turn(request, position, saved, send, self.context.columns)
             except BaseException:
                 if saved is not None and keeps_parts:
                     self._note_sample(target, saved)

@@ -178,8 +178,8 @@ def join_columns(
     for name, values in before.items():
         context, new = np.split(after[name], [len(after[name]) - len(rest.token_ids)])
         if name in specs and len(context) >= len(values):
-            lacking, own = specs[name].is_fill(values), context[len(context) - len(values) :]
-            values = np.where(lacking.reshape(-1, *[1] * (values.ndim - 1)), own, values)
+            holes, own = specs[name].is_fill(values), context[len(context) - len(values) :]
+            values = np.where(holes.reshape(-1, *[1] * (values.ndim - 1)), own, values)
         joined[name] = np.concatenate([values, new])
     return joined or None
 

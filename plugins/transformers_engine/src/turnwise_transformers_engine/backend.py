@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from turnwise.errors import ReplicaDiedError
 from turnwise.types import GenerateRequest
 from turnwise_transformers_engine.requests import Pending
+from turnwise_transformers_engine.routes import RouteStore
 
 
 class Backend(Protocol):
@@ -23,6 +24,10 @@ class Backend(Protocol):
     @property
     def model(self) -> Any:
         """The model of transformers."""
+
+    @property
+    def routes(self) -> RouteStore | None:
+        """The experts of the tokens in its cache; None if they are not returned."""
 
     def serves(self, request: GenerateRequest) -> bool:
         """Return whether it takes a request; else the decoder of layouts does."""

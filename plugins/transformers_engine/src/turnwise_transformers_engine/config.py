@@ -45,6 +45,8 @@ class TransformersConfig:
             as fast where the processor has instructions for it, and keeps a copy of half the size. A token's
             log-probability belongs to the distribution that it was drawn from, and differs by about a hundredth from a
             trainer's in float32, which can correct the difference.
+        enable_return_routed_experts: return the experts that a mixture of experts chose for each token, as the column
+            `routed_experts`. It needs the plugin turnwise-router-replay.
     """
 
     model: Path | None = None
@@ -65,6 +67,7 @@ class TransformersConfig:
     decoder: Literal["auto", "fused", "generic"] = "auto"
     pack_weights: bool = True
     product_dtype: Literal["float32", "bfloat16"] = "float32"
+    enable_return_routed_experts: bool = False
 
     @property
     def tokens_per_page(self) -> int:

@@ -26,6 +26,7 @@ from turnwise_engine_support.model_directory import model_limit, model_spec, mod
 from turnwise_engine_support.pictures import PictureReader, axis_positions, supports_pictures
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
 from turnwise_engine_support.results import RequestCounters
+from turnwise_moe_routes.shapes import COLUMN
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.loading import load_backend, make_layout_decoder, supports_layouts
@@ -86,6 +87,7 @@ class TransformersEngine:
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
             pictures=self._supports_pictures,
+            columns=frozenset({COLUMN} if self._config.enable_return_routed_experts else ()),
         )
 
     @cached_property
@@ -118,7 +120,7 @@ class TransformersEngine:
         if self._ended:
             raise EngineError(f"the transformers engine {self._ended} while it was starting")
         self._vocab_size = int(backend.model.config.get_text_config().vocab_size)
-        self._layouts = make_layout_decoder(self._config, backend.model, self._served, self._max_context)
+        self._layouts = make_layout_decoder(self._config, backend, self._served, self._max_context)
         self._memory = MemoryState(backend, self._served)
         if self._supports_grammars and self._spec.path is not None:
             self._grammars = GrammarCompiler(self._spec.path, self._vocab_size)
@@ -335,7 +337,7 @@ class TransformersEngine:
                 pending.fail(error)
 
         row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end, pending.grammar, pictures)
-        pending.output, pending.spans = row.progress, row.progress.spans
+        pending.output, pending.spans, pending.routes = row.progress, row.progress.spans, row.routes
 
     def _watch_thread(self) -> None:
         if self._watch is None:

@@ -18,11 +18,13 @@ from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.model_directory import check_model_directory, read_model_config
 from turnwise_engine_support.pictures import supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
+from turnwise_moe_routes.shapes import read_shape
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.fused.backend import make_fused_backend
 from turnwise_transformers_engine.manager.backend import ManagerBackend
 from turnwise_transformers_engine.manager.sampling import GENERATION_OPTIONS, skip_unused_filters
+from turnwise_transformers_engine.routes import RouteStore
 from turnwise_transformers_engine.vision.backend import VisionBackend, check_vision_options
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
@@ -41,14 +43,15 @@ def supports_layouts(path: Path | None) -> bool:
     return not (config.get("sliding_window") and config.get("use_sliding_window", True))
 
 
-def make_layout_decoder(config: TransformersConfig, model: Any, served: ServedWeights, max_context: int) -> Any:
+def make_layout_decoder(config: TransformersConfig, backend: Backend, served: ServedWeights, max_context: int) -> Any:
     """Make the decoder of requests with layouts. It shares the backend's model, and its cache grows as it is used."""
     capacity = config.layout_cache_tokens or 8 * max_context
     if capacity < max_context:
         raise ConfigError(f"layout_cache_tokens is {capacity}, but it must be at least max_context, {max_context}")
     from turnwise_transformers_engine.layouts.decoder import LayoutDecoder
 
-    return LayoutDecoder(model, capacity, config.max_batch_tokens, config.seed, served=served)
+    routes = None if backend.routes is None else RouteStore(backend.routes.recorder)
+    return LayoutDecoder(backend.model, capacity, config.max_batch_tokens, config.seed, served=served, routes=routes)
 
 
 def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeights, max_context: int) -> Backend:
@@ -61,8 +64,10 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeig
     """
     if supports_pictures(spec.path):
         check_vision_options(config)
-        return VisionBackend(load_model(config, spec))
+        model = load_model(config, spec)
+        return VisionBackend(model, _record_routes(config, spec, model))
     model = load_model(config, spec)
+    routes = _record_routes(config, spec, model)
     backend, text = _try_fused(config, model, served, max_context)
     if backend is not None:
         return backend
@@ -75,7 +80,25 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeig
     if config.decoder == "auto":
         structlog.get_logger().info("the generic decoder is used", reason=text)
     manager = make_manager(config, model, max_context)
-    return ManagerBackend(manager, served, config.tokens_per_page, config.prefix_caching)
+    return ManagerBackend(manager, served, config.tokens_per_page, config.prefix_caching, routes)
+
+
+def _record_routes(config: TransformersConfig, spec: ModelSpec, model: Any) -> RouteStore | None:
+    """Return the store of the experts of tokens, if they are returned, after hooking the model."""
+    if not config.enable_return_routed_experts:
+        return None
+    from turnwise_moe_routes.recording import RouteRecorder
+
+    shape, problem = read_shape(spec.path), "its config.json has no experts"
+    if shape is not None:
+        try:
+            recorder = RouteRecorder(shape)
+            recorder.attach(model)
+        except ValueError as error:
+            problem = str(error)
+        else:
+            return RouteStore(recorder)
+    raise ConfigError(f"engine.enable_return_routed_experts: {str(spec.path)!r} is no mixture of experts: {problem}")
 
 
 def _try_fused(
@@ -164,7 +187,8 @@ def _make_manager(config: TransformersConfig, model: Any, max_context: int) -> A
         # The tokens of a step in flight during a weight update would get the wrong version.
         use_async_batching=False,
         auto_switch_to_flash=False,
-        use_cuda_graph=False if config.sleep else None,
+        # A graph would run no hook.
+        use_cuda_graph=False if config.sleep or config.enable_return_routed_experts else None,
         per_request_processors=True,
         return_logprobs=True,
         seed=config.seed,

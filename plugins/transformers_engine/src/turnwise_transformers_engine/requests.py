@@ -12,6 +12,8 @@ from attrs import define, field
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult
 from turnwise_engine_support.grammars import TurnGrammar
 from turnwise_engine_support.results import VersionStart, clip_logprobs, version_spans, weight_versions
+from turnwise_moe_routes.shapes import COLUMN
+from turnwise_transformers_engine.routes import RequestRoutes
 
 _LISTEN_S: Final = 0.02
 """Seconds between two looks at the tokens of a request that has a listener."""
@@ -33,6 +35,7 @@ class Pending:
         num_cached_tokens: context tokens found in the prefix cache.
         prefilled: resolves when the context has been prefilled, or will not be; None if no other request waits for it.
         grammar: state of its grammar; None if it has none.
+        routes: of its tokens; None if the engine does not return them.
     """
 
     request: GenerateRequest
@@ -43,6 +46,7 @@ class Pending:
     num_cached_tokens: int = 0
     prefilled: asyncio.Future[None] | None = None
     grammar: TurnGrammar | None = None
+    routes: RequestRoutes | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -93,6 +97,7 @@ class Pending:
         logprobs = [] if self.output is None else self.output.logprobs[: len(token_ids)]
         last = int(token_ids[-1]) if len(token_ids) else None
         stopped = not aborted and last in self.request.sampling.stop_token_ids
+        num_tokens = len(self.request.token_ids) + len(token_ids)
         reason = FinishReason.ABORT if aborted else FinishReason.STOP if stopped else FinishReason.LENGTH
         return GenerateResult(
             token_ids=token_ids,
@@ -101,6 +106,7 @@ class Pending:
             stop_reason=last if stopped else None,
             weight_version=weight_versions(version_spans(self.spans, len(token_ids)), len(token_ids), version),
             num_cached_tokens=min(self.num_cached_tokens, len(self.request.token_ids)),
+            columns=None if self.routes is None else {COLUMN: self.routes.column(num_tokens)},
         )
 
     def _sampled_ids(self) -> list[int]:

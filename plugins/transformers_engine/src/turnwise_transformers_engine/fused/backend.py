@@ -43,6 +43,10 @@ class FusedBackend:
     def model(self) -> Any:
         return self.decoder.model.model
 
+    @property
+    def routes(self) -> None:
+        """None: no architecture that can be fused has experts."""
+
     def serves(self, request: GenerateRequest) -> bool:
         return request.layout is None
 

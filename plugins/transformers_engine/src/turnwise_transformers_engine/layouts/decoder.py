@@ -32,6 +32,7 @@ from turnwise_transformers_engine.layouts.row_sampling import sample
 from turnwise_transformers_engine.layouts.rows import Row, decode_input, prefill_input
 from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, PoolModel, RowSources
 from turnwise_transformers_engine.masks import exclude_ids
+from turnwise_transformers_engine.routes import RouteStore
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 _MAX_MASK_ENTRIES = 1 << 25
@@ -58,6 +59,7 @@ class LayoutDecoder:
         max_batch_tokens: most tokens of a pass, and most rows.
         seed: for requests without a seed; None draws one.
         served: the weights that it reads.
+        routes: of the tokens in its cache; None if they are not returned.
         num_passes: forward passes so far.
         num_processed: tokens that the model has processed, padding included.
     """
@@ -67,6 +69,7 @@ class LayoutDecoder:
     max_batch_tokens: int = 1024
     seed: int | None = None
     served: ServedWeights = field(factory=ServedWeights, kw_only=True)
+    routes: RouteStore | None = field(default=None, kw_only=True)
     num_passes: int = field(default=0, init=False)
     num_processed: int = field(default=0, init=False)
     _pool: PoolModel = field(init=False)
@@ -117,6 +120,7 @@ class LayoutDecoder:
         generator = self._make_generator(request.sampling.seed)
         ids = request.token_ids.tolist()
         row = Row(ids, layout, request.sampling, max_tokens, generator, on_end, grammar, pictures)
+        row.routes = None if self.routes is None else self.routes.make_request()
         self._rows[handle] = row
         self._waiting.append(row)
         self._schedule_pass()
@@ -150,6 +154,8 @@ class LayoutDecoder:
         self._tree.clear()
         if free:
             self._pool.free()
+            if self.routes is not None:
+                self.routes.clear()
 
     async def stop(self) -> None:
         """End the thread, free the memory, and forget running requests."""
@@ -247,7 +253,12 @@ class LayoutDecoder:
         return _Pass(prefill_input(chunks, pictures), rows)
 
     def _run_pass(self, forward: _Pass, num_slots: int) -> tuple[list[int], list[float]]:
-        logits = self._pool.forward(forward.batch, num_slots)
+        if self.routes is None:
+            logits = self._pool.forward(forward.batch, num_slots)
+        else:
+            with self.routes.recording() as found:
+                logits = self._pool.forward(forward.batch, num_slots)
+            self.routes.write(forward.batch.write.reshape(-1), found.routes())
         due = [index for index, row in enumerate(forward.rows) if row is not None]
         if not due:
             return [], []
@@ -277,6 +288,8 @@ class LayoutDecoder:
         if not decodes:
             row.drop_features()
         if not row.ended:
+            if self.routes is not None:
+                row.note_routes(self.routes)
             if not decodes:
                 # An update drops all keys and values, so each row passes here before its first token of a version.
                 row.progress.start_version(self.served.version)

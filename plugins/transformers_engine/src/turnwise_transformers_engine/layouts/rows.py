@@ -17,6 +17,7 @@ from turnwise_engine_support.results import VersionStart
 from turnwise_transformers_engine.layouts.context_tree import TRASH, ContextTree, Placement
 from turnwise_transformers_engine.layouts.row_pictures import RowPictures
 from turnwise_transformers_engine.layouts.slot_cache import ForwardInput, RowSources, pad_rows
+from turnwise_transformers_engine.routes import RequestRoutes, RouteStore
 
 
 @define(eq=False)
@@ -66,6 +67,7 @@ class Row:
         num_cached: context tokens in the cache when it was first placed; -1 before.
         ended: whether the request has ended or was cancelled.
         error: that its grammar has ended with; None if there is none.
+        routes: of its tokens; None if they are not returned.
     """
 
     token_ids: list[int]
@@ -81,6 +83,7 @@ class Row:
     num_cached: int = -1
     ended: bool = False
     error: Exception | None = None
+    routes: RequestRoutes | None = None
     _slots: NDArray[np.int64] = field(factory=lambda: np.empty(0, np.int64), init=False)
     _queries: NDArray[np.int64] = field(factory=lambda: np.empty(0, np.int64), init=False)
     _columns: tuple[NDArray[np.int32], ...] = field(default=(), init=False)
@@ -173,6 +176,12 @@ class Row:
         self._num_placed += 1
         self._next_position += 1
         return token, position, self._slots[: self._num_placed]
+
+    def note_routes(self, store: RouteStore) -> None:
+        """Take the routes of the tokens that have run since the last call."""
+        if self.routes is not None and self.routes.num_known < self._num_placed:
+            start = self.routes.num_known
+            self.routes.extend(start, store.read(self._slots[start : self._num_placed]))
 
     def add_token(self, token: int, logprob: float) -> None:
         """Append a sampled token, unless its grammar has failed."""

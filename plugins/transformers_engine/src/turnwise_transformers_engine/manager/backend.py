@@ -19,6 +19,7 @@ from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.types import GenerateRequest
 from turnwise_transformers_engine.manager.sampling import request_options
 from turnwise_transformers_engine.requests import Pending, PrefillDeduplicator
+from turnwise_transformers_engine.routes import RequestRoutes, RouteStore, note_steps
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
 
 
@@ -32,12 +33,14 @@ class ManagerBackend:
         served: the weights that it reads.
         page_size: tokens of a page.
         prefix_caching: let requests wait for another one with the same context.
+        routes: of the tokens in its cache; None if they are not returned.
     """
 
     manager: Any
     served: ServedWeights
     page_size: int
     prefix_caching: bool
+    routes: RouteStore | None = None
     _requests: dict[str, Pending] = field(factory=dict, init=False)
     _deduplicator: PrefillDeduplicator = field(init=False)
     _last_failure: str = field(default="", init=False)
@@ -48,6 +51,8 @@ class ManagerBackend:
         self._deduplicator = PrefillDeduplicator(self.page_size)
         self._count_cached_tokens(self.manager.batch_processor.cache)
         self._schedule_whole_weights_only(self.manager.batch_processor.scheduler)
+        if self.routes is not None:
+            note_steps(self.manager.batch_processor, self.routes, self._find_routes, self.page_size)
 
     @property
     def model(self) -> Any:
@@ -89,6 +94,7 @@ class ManagerBackend:
 
     def submit(self, pending: Pending, max_tokens: int) -> None:
         sampling = pending.request.sampling
+        pending.routes = None if self.routes is None else self.routes.make_request()
         self._requests[pending.handle] = pending
         accepted = self.manager.add_request(
             pending.request.token_ids.tolist(),
@@ -156,6 +162,10 @@ class ManagerBackend:
 
     def bind_weights(self) -> None:
         """Do nothing: the manager reads the model's parameters."""
+
+    def _find_routes(self, handle: str) -> RequestRoutes | None:
+        pending = self._requests.get(handle)
+        return None if pending is None else pending.routes
 
     def _deliver(self, outputs: list[Any]) -> None:
         """Tell the event loop about a step, from the manager's thread."""

@@ -12,6 +12,7 @@ from turnwise.errors import ConfigError, EngineError, ReplicaDiedError
 from turnwise.types import GenerateRequest
 from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.requests import Pending
+from turnwise_transformers_engine.routes import RouteStore
 
 _UNUSED: Final = ("decoder", "num_blocks", "page_size", "prefix_caching")
 """Options of the other backends, which this one could not follow."""
@@ -24,9 +25,11 @@ class VisionBackend:
 
     Attributes:
         model: a vision-language model of transformers.
+        routes: have the recorder of its experts; None if they are not returned.
     """
 
     model: Any
+    routes: RouteStore | None = None
 
     def serves(self, _request: GenerateRequest) -> bool:
         return False

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import turnwise
-from turnwise_grpo_trainer.objective import hooks, scorers
+from turnwise_grpo_trainer.objective import hooks, replays, scorers
 from turnwise_grpo_trainer.objective.estimators import OWN_ESTIMATORS
 from turnwise_grpo_trainer.objective.loss_options import (
     CispoConfig,
@@ -45,9 +45,10 @@ def register_commands(registry: turnwise.Registry[turnwise.Command]) -> None:
 
 @turnwise.hookimpl
 def add_hookspecs(specs: turnwise.HookSpecs) -> None:
-    """Add the hooks of losses, advantages and scorers, which other plugins may use."""
+    """Add the hooks of losses, advantages, replays and scorers, which other plugins may use."""
     specs.add(hooks.register_losses, part="loss", contract=hooks.PolicyLoss)
     specs.add(hooks.register_advantages, part="advantage", contract=hooks.AdvantageEstimator)
+    specs.add(replays.register_replays, part="replay", contract=replays.Replay)
     specs.add(scorers.register_scorers, part="scorer", contract=scorers.Scorer)
 
 

@@ -359,6 +359,7 @@ class TrainConfig:
         algorithm: from rewards to a loss.
         loss: a registered loss in place of PPO's clipped one: `dual_clip`, `gspo`, `cispo`, or another plugin's.
         scorers: fill open columns of the episodes of a step before its update, in this order, for its loss.
+        replays: make the policy's forward passes follow open columns of the engine, such as the experts that it chose.
         optimizer: AdamW and its schedule.
         policy: options of the model's computation.
         lora: train adapters of low rank in place of all weights; null trains all.
@@ -378,6 +379,7 @@ class TrainConfig:
     algorithm: AlgorithmConfig = field(factory=AlgorithmConfig)
     loss: Choice | None = field(default=None, converter=optional(_as_choice))
     scorers: tuple[Choice, ...] = ()
+    replays: tuple[Choice, ...] = ()
     optimizer: OptimizerConfig = field(factory=OptimizerConfig)
     policy: PolicyConfig = field(factory=PolicyConfig)
     lora: LoraConfig | None = None

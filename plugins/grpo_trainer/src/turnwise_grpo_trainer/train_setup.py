@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from turnwise import Host, RunConfig, Task, configure_logging, load_resolved, structure
+from turnwise import Capabilities, Host, RunConfig, Task, configure_logging, load_resolved, structure
 from turnwise.config.models import keep_commits, pin_models
 from turnwise.config.own_code import OwnCode
 from turnwise.errors import ConfigError, PluginError
@@ -15,6 +15,7 @@ from turnwise.protocols import ModelSpec
 from turnwise.weights.sleep import drops_weights
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.objective.hooks import GROUP_ADVANTAGES, build_objectives
+from turnwise_grpo_trainer.objective.replays import build_replays
 from turnwise_grpo_trainer.objective.scorers import Scorer, ScoringRun, build_scorers, plain_choices
 from turnwise_rollout_buffer.task_stream import Share
 from turnwise_task_files import load_sources, load_tasks
@@ -58,6 +59,13 @@ class TrainSetup:
         """What scorers know of the training; the model is on this machine."""
         temperature = self.run.rollout.sampling.temperature
         return ScoringRun(model=self.model, policy=self.train.policy, temperature=temperature, tasks=self.tasks)
+
+    def check_replays(self, engine: Capabilities | None = None) -> None:
+        """Raise `ConfigError` for a replay that does not fit the model, or the engine, once it is known."""
+        for replay in build_replays(self.train.replays, self.host, self.code):
+            replay.check(self.model)
+            if engine is not None:
+                replay.check_engine(engine, self.run.engine.name)
 
     def checked_scorers(self) -> tuple[Scorer, ...]:
         """Build the scorers; `ConfigError` for one that does not fit the training."""

@@ -70,6 +70,7 @@ class TrainCommand:
         if arguments.dry_run:
             setup = with_model(setup, weights=False)
             setup.checked_scorers()
+            setup.check_replays()
             print_plan(setup)
             return OK
         if arguments.out is None:

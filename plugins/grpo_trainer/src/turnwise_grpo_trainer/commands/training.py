@@ -59,12 +59,10 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
     view = TrainView(setup.train.num_steps, setup.train.tasks_per_step * setup.group_size, Console(stderr=True))
     place_training(setup)  # refuses devices that engine and trainer cannot share
     scorers = setup.checked_scorers()
+    setup.check_replays()
     # The manager comes first: it reports a plugin's missing requirements before the model is loaded.
     manager = RolloutManager.from_config(setup.run, setup.host, observers=[view, RunningEpisodes(out)])
-    if latest is None:  # a training that has begun has measured them
-        manager.check_prompts(setup.tasks)
-        held_out = setup.validation_tasks[: setup.train.validation.limit]
-        manager.check_prompts(held_out, key="data.validation_path")
+    _check_run(setup, manager, is_new=latest is None)
     with ExitStack() as stack:
         if borrows_devices(setup):
             # The replicas come first, because they reserve the devices. They sleep while the models are loaded there.
@@ -72,6 +70,7 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
             manager.sleep()
         trainer = build_trainer(setup, manager)
         stack.enter_context(manager)
+        setup.check_replays(manager.capabilities)
         log = MetricLog(out, manager.observers.emit, setup.describe())
         for scorer in scorers:
             scorer.start(setup.scoring)
@@ -91,6 +90,16 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
         finally:
             trainer.close()
     write_results(loop, out, Console())
+
+
+def _check_run(setup: TrainSetup, manager: RolloutManager, *, is_new: bool) -> None:
+    """Raise `ConfigError` for what the parts of the run exclude, before anything is loaded."""
+    if setup.run.runtime.name == "local":  # a runtime of other processes knows its engine once it has started
+        setup.check_replays(manager.capabilities)
+    if is_new:  # a training that has begun has measured them
+        manager.check_prompts(setup.tasks)
+        held_out = setup.validation_tasks[: setup.train.validation.limit]
+        manager.check_prompts(held_out, key="data.validation_path")
 
 
 def export_model(loop: TrainLoop, out: Path) -> None:

@@ -35,6 +35,7 @@ from turnwise_grpo_trainer.learner.needs import needs_all_rows, needs_old_log_pr
 from turnwise_grpo_trainer.learner.optimization import TrainableModel
 from turnwise_grpo_trainer.learner.passes import Packing, Sharing
 from turnwise_grpo_trainer.learner.prefix_sharing import find_sharing
+from turnwise_grpo_trainer.learner.replaying import PolicyReplays, loss_inputs
 from turnwise_grpo_trainer.learner.update_metrics import (
     StepMetrics,
     average,
@@ -75,6 +76,7 @@ class Learner:
         sizes: of forward passes and of chunks of logits.
         sharing: costs of forests of rows that share prefixes; None if the model cannot compute them, or shall not.
         reader: of the pictures of a vision-language model; None for another.
+        replays: which the policy's forward passes follow.
         advantages: (B, R) of the last batch; None before the first.
     """
 
@@ -91,6 +93,7 @@ class Learner:
     sizes: BatchSizes = field(kw_only=True)
     sharing: Sharing | None = field(default=None, kw_only=True)
     reader: PictureReader | None = field(default=None, kw_only=True)
+    replays: PolicyReplays = field(factory=PolicyReplays, kw_only=True)
     advantages: Tensor | None = field(default=None, init=False)
     _meter: StageMeter = field(factory=StageMeter, init=False)
 
@@ -129,6 +132,7 @@ class Learner:
         model = load_policy(config.policy, spec, config.lora)
         sizes = BatchSizes.choose(config.policy, model, device)  # before the model may be sharded
         sharing = find_sharing(config, model)
+        replays = PolicyReplays.prepare(objectives.replays, model, spec)
         model = move(model)
         policy = TrainableModel.create(model, optimizer, lr=optimizer.lr, num_steps=num_steps)
         reference = critic = None
@@ -137,19 +141,9 @@ class Learner:
         if config.algorithm.adv_estimator.name == "gae":
             model = move(load_critic(config.policy, spec))
             critic = TrainableModel.create(model, optimizer, lr=config.critic.lr, num_steps=num_steps)
-        learner = cls(
-            config,
-            temperature,
-            response_length,
-            device,
-            policy,
-            reference,
-            critic,
-            objectives=objectives,
-            sizes=sizes,
-            sharing=sharing,
-            reader=PictureReader(spec.path) if spec.path is not None and supports_pictures(spec.path) else None,
-        )
+        make = partial(cls, config, temperature, response_length, device, policy, reference, critic)
+        reader = PictureReader(spec.path) if spec.path is not None and supports_pictures(spec.path) else None
+        learner = make(objectives=objectives, sizes=sizes, sharing=sharing, reader=reader, replays=replays)
         if dist.is_available() and dist.is_initialized():
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
         return learner
@@ -173,6 +167,7 @@ class Learner:
         mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
         rows = add_pictures(TokenRows.from_batch(batch, mask), batch.column("pictures"), self.reader, self.policy.model)
         rows = add_loss_columns(rows, batch, self.objectives.loss)
+        rows, replayed = self.replays.add_columns(rows, batch)
         rows, metrics = self._prepare(batch, rows)
         sequences = batch.episode_index if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
         rows = rows.with_columns(sequence=sequences[rows.row_index])
@@ -181,7 +176,7 @@ class Learner:
         metrics["actor/lr"] = self.policy.lr
         for trainable in filter(None, (self.policy, self.critic)):
             trainable.advance()
-        return metrics | self._meter.metrics()
+        return metrics | replayed | self._meter.metrics()
 
     def _prepare(self, batch: RolloutBatch, rows: TokenRows) -> tuple[TokenRows, dict[str, float]]:
         """Return the rows with log-probabilities, values and advantages as the loss needs them, and metrics."""
@@ -215,7 +210,8 @@ class Learner:
         return rows, metrics
 
     def _log_probs(self, model: Any, micro: MicroBatch) -> Tensor:
-        return token_log_probs(model, micro, self.temperature, chunk=self.sizes.logits_chunk)[0]
+        with self.replays.running(micro, active=model is self.policy.model):
+            return token_log_probs(model, micro, self.temperature, chunk=self.sizes.logits_chunk)[0]
 
     def _policy_log_probs(self, rows: TokenRows) -> Tensor:
         return self._compute_column(rows, self.policy.model, self._log_probs)
@@ -348,17 +344,19 @@ class Learner:
         """Accumulate gradients and metrics; return (M,) log-probabilities, 0 for a micro-batch that does not count."""
         local = micro.to(self.device)
         algorithm = self.config.algorithm
-        columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
-        columns["row"] = rows.row_index[micro.tokens].to(self.device)
+        columns = loss_inputs(rows, micro.tokens, self.device)
         labels = find_labels(self.objectives.loss, local.labels, columns)
         kind: Entropy = "gradient" if algorithm.entropy_coeff != 0 else "value"
         model, chunk = self.policy.model, self.sizes.logits_chunk
-        with self._autocast():
-            each, entropy = token_log_probs(model, local, self.temperature, entropy=kind, chunk=chunk, labels=labels)
-        log_probs = split_log_probs(each, columns)
-        weights = columns["weights"]
-        loss, surrogate, values = policy_loss(algorithm, self.objectives.loss, columns, log_probs, entropy)
-        torch.autograd.backward(scale * (weights * loss).sum())
+        with self.replays.running(local):
+            with self._autocast():
+                each, entropy = token_log_probs(
+                    model, local, self.temperature, entropy=kind, chunk=chunk, labels=labels
+                )
+            log_probs = split_log_probs(each, columns)
+            weights = columns["weights"]
+            loss, surrogate, values = policy_loss(algorithm, self.objectives.loss, columns, log_probs, entropy)
+            torch.autograd.backward(scale * (weights * loss).sum())
         others = {"actor/pg_loss": (weights * surrogate).sum()}
         if self.critic is not None:
             with self._autocast():

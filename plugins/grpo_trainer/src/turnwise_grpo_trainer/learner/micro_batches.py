@@ -9,15 +9,15 @@ dense mask encodes the visibility; for all others the model's causal mask does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, field, frozen
 from torch import Tensor
 
 from turnwise_grpo_trainer.objective.picture_rows import picture_inputs
-from turnwise_grpo_trainer.objective.rows import TokenRows
+from turnwise_grpo_trainer.objective.rows import FORWARD_COLUMNS, TokenRows
 
 
 @frozen(eq=False)
@@ -45,6 +45,7 @@ class MicroBatch:
         is_picture: (b, L) bool, True on placeholders of pictures; None without pictures, as the next two.
         pixel_values: (patches, numbers) float32 of all pictures, in the order of their placeholders.
         grids: (pictures, 3) int64.
+        replayed: (b, L, ...) values of the forward columns that replays read, by name; -1 on pads.
     """
 
     input_ids: Tensor
@@ -63,13 +64,14 @@ class MicroBatch:
     is_picture: Tensor | None = None
     pixel_values: Tensor | None = None
     grids: Tensor | None = None
+    replayed: Mapping[str, Tensor] = field(factory=dict)
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return a copy on a device."""
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in asdict(self, recurse=False).items() if isinstance(value, Tensor)
         }
-        return evolve(self, **moved)
+        return evolve(self, **moved, replayed={name: each.to(device) for name, each in self.replayed.items()})
 
     @property
     def real(self) -> Tensor:
@@ -168,7 +170,18 @@ def collate(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBatc
         packed=packed,
         has_blocks=bool(inside.any()),
         **picture_inputs(chosen, positions, scatter),
+        replayed=scatter_replayed(chosen, row, column, shape),
     )
+
+
+def scatter_replayed(rows: TokenRows, row: Tensor, column: Tensor, shape: tuple[int, int]) -> dict[str, Tensor]:
+    """Return `replayed` of a micro-batch of a shape, in which each token of some rows has a row and a column."""
+    found = {}
+    for name in rows.forward_columns:
+        if name not in FORWARD_COLUMNS:
+            found[name] = rows[name].new_full((*shape, *rows[name].shape[1:]), -1)
+            found[name][row, column] = rows[name]
+    return found
 
 
 def index_targets(rows: TokenRows, group: Sequence[int], row: Tensor, column: Tensor) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise_grpo_trainer.learner.micro_batches import MicroBatch, index_targets
+from turnwise_grpo_trainer.learner.micro_batches import MicroBatch, index_targets, scatter_replayed
 from turnwise_grpo_trainer.objective.rows import TokenRows
 
 Keys = NDArray[np.int32]
@@ -120,4 +120,5 @@ def collate_forest(rows: TokenRows, group: Sequence[int]) -> MicroBatch:
         packed=True,
         has_blocks=bool(inside.any()),
         subtree_end=ends[None],
+        replayed=scatter_replayed(chosen, torch.zeros_like(column), column, (1, len(ends))),
     )

@@ -26,6 +26,7 @@ from attrs import frozen
 import turnwise
 from turnwise import Registry, Resources
 from turnwise.types import PluginRecipe
+from turnwise_grpo_trainer.objective.replays import Replay, build_replays
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,15 +156,17 @@ class AdvantageEstimator(Protocol):
 @frozen
 class Objectives:
     """
-    The parts of a training that turn rewards into losses.
+    The parts of a training that turn rewards into losses, and the replays of its forward passes.
 
     Attributes:
         loss: of `train.loss`.
         advantage: of `train.algorithm.adv_estimator`.
+        replays: of `train.replays`.
     """
 
     loss: PolicyLoss
     advantage: AdvantageEstimator
+    replays: tuple[Replay, ...] = ()
 
 
 @turnwise.hookspec
@@ -206,6 +209,7 @@ def build_objectives(train: TrainConfig, recipe: PluginRecipe | None, code: OwnC
     return Objectives(
         loss=build("losses", loss, "train.loss"),
         advantage=build("advantages", algorithm.adv_estimator, "train.algorithm.adv_estimator"),
+        replays=build_replays(train.replays, host, code or OwnCode()),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from turnwise import RolloutBatch
@@ -78,7 +78,8 @@ def _log_ratios(rows: TokenRows, runs: list[tuple[int, Run]], compute: Compute) 
     reduced = [leave_out(rows, row, run) for row, run in runs]
     names = reduced[0].columns
     bounds = np.cumsum([0, *(each.num_tokens for each in reduced)]).tolist()
-    whole = TokenRows({name: torch.cat([each[name] for each in reduced]) for name in names}, tuple(bounds))
+    columns = {name: torch.cat([each[name] for each in reduced]) for name in names}
+    whole = evolve(rows, columns=columns, bounds=tuple(bounds), pictures=None)
     change = (compute(whole) - whole["old_log_probs"]) * whole["loss_mask"]
     return torch.zeros(len(runs)).index_add(0, whole.row_index, change.float())
 
@@ -112,4 +113,4 @@ def leave_out(rows: TokenRows, row: int, path: Run) -> TokenRows:
     for name, values in zip(names, layout.columns(len(index)), strict=True):
         columns[name] = torch.from_numpy(values).to(columns[name].dtype)
     columns["loss_mask"] = columns["loss_mask"] * (index >= start + after)
-    return TokenRows(columns, (0, len(index)))
+    return evolve(rows, columns=columns, bounds=(0, len(index)), pictures=None)

@@ -34,7 +34,7 @@ class TokenRows:
             the loss mask are int64.
         bounds: B + 1 offsets.
         forward_columns: names of the columns that the model's forward pass reads. Rows share a prefix only where all of
-            them are equal. A model that replays the experts of the rollout adds theirs, (N, ...) integers.
+            them are equal. A replay adds its column, such as the experts of the rollout: (N, ...) integers.
         pictures: of a vision-language model; None for another.
     """
 

@@ -45,7 +45,9 @@ def describe_plan(setup: TrainSetup) -> list[tuple[str, str]]:
     Raises:
         ConfigError, PluginError: a plugin's options are wrong, or engine and trainer cannot share their devices.
     """
-    RolloutManager.from_config(setup.run, setup.host)  # checks the options of every plugin; starts nothing
+    manager = RolloutManager.from_config(setup.run, setup.host)  # checks the options of every plugin; starts nothing
+    if setup.run.runtime.name == "local":  # a runtime of other processes knows its engine once it has started
+        setup.check_replays(manager.capabilities)
 
     train, run, algorithm, commit = setup.train, setup.run, setup.train.algorithm, setup.model.commit
     place = place_training(setup)

@@ -52,6 +52,8 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     " sequence.",
     "importance/ess": "Effective sample size of the importance weights between trainer and rollout, as a share of the"
     " measured tokens (Kish): 1 if all weights are equal.",
+    "replay/*": "Share of the tokens of the batch that have a value of a replayed column; others compute as without"
+    " replay, such as the last token of an episode. Only with `replays`.",
     "noise/scale": "Gradient noise scale in groups: `trace` over `signal`, both averaged over the steps with decay 0.9."
     " Infinite (null in the file) if no signal was found.",
     "noise/signal": "Unbiased estimate of the squared length of the true gradient; single steps can be negative.",

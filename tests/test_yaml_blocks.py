@@ -103,6 +103,7 @@ _PROGRAM: Final = "needs a program: plugins/gateway/tests and tests/test_externa
 _LEASE: Final = "needs agents that lease the episodes: tests/test_external_pull_example.py"
 _TRAIN: Final = "a training: tests/test_train_examples.py; its other sections are few"
 _TEACHER: Final = "a training: tests/test_distillation.py; its other sections are few"
+_REPLAY: Final = "needs a mixture of experts: tests/test_router_replay.py"
 _LABELS: Final = "needs nodes with these labels: tests/test_ray_nodes.py"
 _STORE: Final = "needs an account and a store; the plugin's own tests run it"
 _GPU: Final = "needs GPUs"
@@ -121,6 +122,7 @@ NOT_ROLLED_OUT: Final[dict[str, str]] = {
     "plugins/gateway/README.md#0": _PROGRAM,
     "plugins/gateway/README.md#1": _FILE,
     "plugins/gateway/README.md#2": _PROGRAM,
+    "plugins/router_replay/README.md#0": _REPLAY,
     "plugins/task_pool/README.md#0": _LEASE,
     "plugins/task_pool/README.md#3": _LEASE,
     "examples/coding_cli/rollout.yaml": _MODEL,

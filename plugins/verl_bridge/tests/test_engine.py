@@ -1,6 +1,7 @@
 """The facade over verl's servers, and runs on it; these tests do not need verl."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from scripted_servers import EXAMPLE
 
 from turnwise.errors import ConfigError, EngineError
+from turnwise.protocols import ModelSpec
 from turnwise.types import FinishReason, GenerateRequest, SamplingParams
 from turnwise_verl_bridge.config import VerlEngineConfig
 from turnwise_verl_bridge.engine import VerlEngine, current_client, parse_output, use_client
@@ -166,3 +168,32 @@ def test_a_row_runs_the_agent_that_it_names(servers):
 
     assert [2, 1, 2] == [result.metrics.num_turns for result in results]
     assert [4, 2, 4] == [count_turns(result.trajectories[0]) for result in results]
+
+
+def test_routed_experts(tmp_path):
+    """verl's routes of context and output become the column; the last token and an aborted request have none."""
+    sizes = {"num_hidden_layers": 2, "num_experts_per_tok": 1, "num_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    given = np.array([[[0], [1]], [[2], [3]], [[1], [1]]])
+    outputs = iter([make_output([8, 2], routed_experts=given), make_output([8], routed_experts=None)])
+
+    class Client:
+        async def generate(self, **_request):
+            return next(outputs)
+
+    config = VerlEngineConfig(enable_return_routed_experts=True)
+    engine = VerlEngine(config, Client(), ModelSpec(path=tmp_path))
+    assert engine.capabilities.columns == {"routed_experts"}
+    found = asyncio.run(engine.generate(make_request())).columns["routed_experts"]
+    assert found[:, :, 0].tolist() == [[0, 1], [2, 3], [1, 1], [-1, -1]]
+    assert (asyncio.run(engine.generate(make_request())).columns["routed_experts"] == -1).all()
+    with pytest.raises(ConfigError, match="enable_rollout_routing_replay needs a mixture of experts"):
+        VerlEngine(config, Client(), ModelSpec())
+
+
+def test_routing_replay_of_verl():
+    """verl's own switch turns the engine's option on."""
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1)
+    on = load_run_config(verl_config(enable_rollout_routing_replay=True), sampling)
+    assert on.engine.options["enable_return_routed_experts"] is True
+    assert "enable_return_routed_experts" not in load_run_config(verl_config(), sampling).engine.options

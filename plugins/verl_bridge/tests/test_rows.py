@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from turnwise import ColumnSpec, EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
+from turnwise.errors import ConfigError
 from turnwise.record.lineage import RecordLineage
+from turnwise_moe_routes.shapes import RouteShape
 from turnwise_verl_bridge.rows import count_turns, to_queue_rows
 from turnwise_verl_bridge.runs import build_task
 
@@ -102,3 +105,34 @@ def test_open_columns_are_in_the_rows():
     )
     (row,) = to_queue_rows(collate([episode], pad_token_id=0), episode)
     assert values == row["routes"].tolist()
+
+
+def with_routes(routes):
+    """Return an episode of two turns whose tokens have routes of one expert in two layers."""
+    spec = RouteShape(num_layers=2, top_k=1, num_experts=9).column
+    values = np.array([[[-1], [route]] for route in routes], np.int16)
+    record = Trajectory([1, 2])
+    record.add_action([3, 4], [-0.5] * 2, columns=[(spec, values[:4])])
+    record.add_observation([5])
+    record.add_action([6], [-0.5], columns=[(spec, values)])
+    return EpisodeResult(
+        task=Task(messages=({"role": "user", "content": "?"},), uid="t"),
+        status=Status.COMPLETED,
+        trajectories=(record,),
+        scores=(TrajectoryScore(value=1.0),),
+    )
+
+
+def test_routes_have_the_form_of_verl():
+    """Of all tokens; what no server has run and layers without experts have the expert 0."""
+    episode = with_routes([7, 8, 1, 2, 3, -1])
+    (row,) = to_queue_rows(collate([episode], pad_token_id=0), episode)
+    assert [[0, 7], [0, 8], [0, 1], [0, 2], [0, 3], [0, 0]] == row["routed_experts"][:, :, 0].tolist()
+    assert (6, 2, 1) == tuple(row["routed_experts"].shape)
+
+
+def test_a_route_that_verl_would_miss():
+    """verl would replay the expert 0 for a token whose route nobody knows."""
+    episode = with_routes([7, -1, 1, 2, 3, -1])
+    with pytest.raises(ConfigError, match="token 1 of a record has no routed experts, and verl replays those of all"):
+        to_queue_rows(collate([episode], pad_token_id=0), episode)

@@ -53,15 +53,16 @@ class RouteShape:
         Return the routes that a server gave for its first tokens as those of all tokens.
 
         Args:
-            given: (n, num_layers, top_k), of the tokens that it has run; the last sampled one is not among them.
+            given: (n, num_layers, top_k), of the tokens that it has run, without the last sampled one; or nothing.
             num_tokens: of context and output.
             engine: names the server in errors.
 
         Raises:
             EngineError: they have another shape, or an expert that the model does not have.
         """
-        values = np.asarray(given)
-        expected = (self.num_layers, self.top_k)
+        values, expected = np.asarray(given), (self.num_layers, self.top_k)
+        if not values.size:
+            return self.unknown(num_tokens)
         if values.ndim != 3 or values.shape[1:] != expected or len(values) > num_tokens:
             raise EngineError(
                 f"{engine} returned routed experts of shape {values.shape} for {num_tokens} tokens; expected at most"

@@ -17,7 +17,7 @@ def make_verl(config: VerlEngineConfig, resources: Resources) -> Engine:
     """Build the facade; raise `ConfigError` outside verl, where there are no servers."""
     from turnwise_verl_bridge.engine import VerlEngine, current_client
 
-    return VerlEngine(config, current_client())
+    return VerlEngine(config, current_client(), resources.model)
 
 
 def make_agent(config: VerlAgentConfig, resources: Resources) -> Agent:

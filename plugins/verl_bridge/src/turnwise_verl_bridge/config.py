@@ -17,9 +17,12 @@ class VerlEngineConfig:
     Attributes:
         max_context: limit of prompt and response tokens together; null leaves the check to verl. This engine
             works only inside verl.
+        enable_return_routed_experts: verl's servers return the experts of a mixture; with verl's
+            `enable_rollout_routing_replay`.
     """
 
     max_context: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    enable_return_routed_experts: bool = False
 
 
 @frozen(kw_only=True)

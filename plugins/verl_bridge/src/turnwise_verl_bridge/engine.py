@@ -8,10 +8,13 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 
 from turnwise.errors import ConfigError, EngineError
+from turnwise.protocols import ModelSpec
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
 from turnwise_verl_bridge.config import VerlEngineConfig
 
 SAMPLING_OPTIONS = frozenset({"frequency_penalty", "presence_penalty", "repetition_penalty"})
@@ -45,8 +48,9 @@ class VerlEngine:
     on verl's server.
     """
 
-    def __init__(self, config: VerlEngineConfig, client: Any) -> None:
+    def __init__(self, config: VerlEngineConfig, client: Any, model: ModelSpec | None = None) -> None:
         self._config = config
+        self._routes = self._route_shape(model) if config.enable_return_routed_experts else None
         self._client = client
         self._num_running = 0
         self._stopped = False
@@ -54,7 +58,22 @@ class VerlEngine:
     @property
     def capabilities(self) -> Capabilities:
         """Log-probabilities and options of sampling only; verl controls weights, sleep and aborts."""
-        return Capabilities(max_context=self._config.max_context, sampling_options=SAMPLING_OPTIONS)
+        return Capabilities(
+            max_context=self._config.max_context,
+            sampling_options=SAMPLING_OPTIONS,
+            columns=frozenset({COLUMN} if self._routes else ()),
+        )
+
+    @staticmethod
+    def _route_shape(model: ModelSpec | None) -> RouteShape:
+        path = None if model is None else model.path
+        shape = read_shape(path)
+        if shape is None:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay needs a mixture of experts, and the"
+                f" config.json of {str(path)!r} has no experts"
+            )
+        return shape
 
     async def start(self) -> None:
         """Do nothing: verl has started its servers."""
@@ -82,7 +101,12 @@ class VerlEngine:
             )
         finally:
             self._num_running -= 1
-        return parse_output(output, request.sampling)
+        result = parse_output(output, request.sampling)
+        if self._routes is None:
+            return result
+        given = () if output.routed_experts is None else output.routed_experts
+        num_tokens = len(request.token_ids) + len(result.token_ids)
+        return evolve(result, columns={COLUMN: self._routes.pad(given, num_tokens, "verl")})
 
     async def abort(self, request_id: str) -> None:
         """Do nothing: verl's client can only abort all requests of a server."""

@@ -7,9 +7,11 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnwise import EpisodeResult, RolloutBatch, Trajectory
 from turnwise.errors import ConfigError, InfrastructureError
+from turnwise_moe_routes.shapes import COLUMN
 from turnwise_verl_bridge.timing import batch_timing
 
 
@@ -64,6 +66,7 @@ def to_loop_outputs(result: EpisodeResult) -> list[Any]:
             num_turns=count_turns(trajectory),
             metrics=timing,
             extra_fields=_weight_steps(trajectory),
+            **_routes(trajectory),
         )
         for trajectory in compress(result.trajectories, result.trained)
     ]
@@ -112,6 +115,7 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
                 "multi_modal_inputs": {},
             }
             | {name: torch.from_numpy(np.array(trajectory.column(name))) for name in trajectory.columns}
+            | {name: torch.from_numpy(values) for name, values in _routes(trajectory).items()}
         )
     return rows
 
@@ -148,9 +152,13 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
         "rollout_log_probs": batch.rollout_log_probs,
         **batch.fields,
     }
+    trained = [next(compress(result.trajectories, result.trained)) for result in results]
+    if COLUMN in tensors:
+        for trajectory in trained:
+            _routes(trajectory)  # raises for a route that verl needs and that is not known
+        tensors[COLUMN] = tensors[COLUMN].clamp(min=0)
     if bool(batch.scored.all()):
         tensors["rm_scores"] = batch.rm_scores
-    trained = [next(compress(result.trajectories, result.trained)) for result in results]
     columns: dict[str, Any] = {"__num_turns__": np.array([count_turns(each) for each in trained], np.int32)}
     extras = [_reward_extra(result) for result in results]
     names = sorted({name for extra in extras for name in extra})
@@ -160,6 +168,30 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
         columns[name] = np.array([_weight_steps(each)[name] for each in trained], dtype=object)
     meta = {"timing": batch_timing(results)} | ({"reward_extra_keys": names} if "rm_scores" in tensors else {})
     return DataProto(batch=TensorDict(tensors, batch_size=len(results)), non_tensor_batch=columns, meta_info=meta)
+
+
+def _routes(trajectory: Trajectory) -> dict[str, Any]:
+    """
+    Return `routed_experts`, (n, layers, top_k) of all tokens, as verl has them; nothing for a record without.
+
+    verl has no word for an unknown route: what no server has run, the last token and what follows it, and layers
+    without experts have the expert 0.
+
+    Raises:
+        ConfigError: a token before the last sampled one has no route, so verl would replay the wrong experts.
+    """
+    if COLUMN not in trajectory.columns:
+        return {}
+    values: NDArray[np.int16] = np.asarray(trajectory.column(COLUMN), np.int16)
+    sampled = np.flatnonzero(trajectory.response_mask)
+    end = trajectory.num_prompt_tokens + (int(sampled[-1]) if len(sampled) else 0)
+    missing = np.flatnonzero((values[:end] < 0).all((1, 2)))
+    if len(missing):
+        raise ConfigError(
+            f"token {int(missing[0])} of a record has no routed experts, and verl replays those of all tokens: its"
+            " servers must return them for whole contexts"
+        )
+    return {COLUMN: np.maximum(values, 0)}
 
 
 def _weight_steps(trajectory: Trajectory) -> dict[str, Any]:

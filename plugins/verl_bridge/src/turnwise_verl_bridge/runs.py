@@ -91,6 +91,8 @@ def load_run_config(verl_config: Any, sampling: Sampling) -> Any:
         f"rollout.sampling.top_p={sampling.top_p}",
         f"rollout.sampling.top_k={sampling.top_k}",
     ]
+    if rollout.get("enable_rollout_routing_replay"):
+        overrides.append("engine.enable_return_routed_experts=true")
     config = load_config(_config_path(verl_config), overrides)
     if config.model.path is None:
         config = load_config(

@@ -16,6 +16,7 @@ from turnwise.protocols import ModelSpec
 from turnwise_engine_support.grammars import find_problem
 from turnwise_engine_support.machine import has_gpu
 from turnwise_engine_support.model_directory import check_model_directory, model_limit, model_vocab_size
+from turnwise_moe_routes.shapes import read_shape
 from turnwise_sglang_engine.config import SglangConfig
 from turnwise_sglang_engine.grammars import BACKEND
 
@@ -71,9 +72,19 @@ def check_grammars(config: SglangConfig, spec: ModelSpec) -> None:
         raise ConfigError(f"engine.grammars excludes engine_args.{name}: drafts are not masked")
 
 
+def check_routes(config: SglangConfig, spec: ModelSpec) -> None:
+    """Raise `ConfigError` if the option `enable_return_routed_experts` is set and cannot work."""
+    if config.enable_return_routed_experts and read_shape(spec.path) is None:
+        raise ConfigError(
+            f"engine.enable_return_routed_experts: {str(spec.path)!r} is no mixture of experts: its config.json has no"
+            " experts"
+        )
+
+
 def server_arguments(config: SglangConfig, spec: ModelSpec) -> dict[str, Any]:
     """Return the keyword arguments of `sglang.Engine`."""
     check_grammars(config, spec)
+    check_routes(config, spec)
     device = resolve_device(config)
     longest = max_context(config, spec)
     arguments: dict[str, Any] = {
@@ -102,6 +113,8 @@ def server_arguments(config: SglangConfig, spec: ModelSpec) -> dict[str, Any]:
         "revision": spec.revision,
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
+    if config.enable_return_routed_experts:
+        arguments["enable_return_routed_experts"] = True
     return arguments | dict(config.engine_args)
 
 

@@ -20,6 +20,7 @@ OWNED_ARGUMENTS = {
     "dp_size": "data_parallel_size",
     "dtype": "dtype",
     "enable_memory_saver": "sleep_mode",
+    "enable_return_routed_experts": "enable_return_routed_experts",
     "enable_weights_cpu_backup": "weights_cpu_backup",
     "log_level": "log_level",
     "max_running_requests": "max_running_requests",
@@ -75,6 +76,8 @@ class SglangConfig:
         stop_strings: load the model's tokenizer, which stop strings need.
         grammars: turns may have a grammar, see `turnwise.sampling.Grammar`; needs the package llguidance and a
             tokenizer.json.
+        enable_return_routed_experts: return the experts that a mixture of experts chose for each token, as the column
+            `routed_experts`. It needs the plugin turnwise-router-replay.
         seed: for sampling; None draws one. Give replicas different seeds, or they sample the same.
         num_threads: OpenMP threads of each SGLang process; None leaves it to torch.
         weight_bucket_bytes: most bytes of weights that SGLang receives at once; a larger weight comes alone.
@@ -100,6 +103,7 @@ class SglangConfig:
     weights_cpu_backup: bool = True
     stop_strings: bool = False
     grammars: bool = False
+    enable_return_routed_experts: bool = False
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     weight_bucket_bytes: int = field(default=512 << 20, validator=_at_least_one)

@@ -31,6 +31,7 @@ from turnwise_engine_support.model_directory import (
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
 from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
 from turnwise_sglang_engine import arguments, requests
 from turnwise_sglang_engine.config import SglangConfig
 from turnwise_sglang_engine.frames import Frame
@@ -93,8 +94,13 @@ class SglangEngine:
             sleep_levels=self._sleep_levels,
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
+            columns=frozenset({COLUMN} if self._config.enable_return_routed_experts else ()),
             **requests.sampling_support(self._config.engine_args),
         )
+
+    @cached_property
+    def _routes(self) -> RouteShape | None:
+        return read_shape(self._spec.path) if self._config.enable_return_routed_experts else None
 
     @cached_property
     def _stated_vocab_size(self) -> int | None:
@@ -200,6 +206,7 @@ class SglangEngine:
             "method": sampling_method(sampling, self._vocab_size),
             "options": sampling_options(sampling, max_tokens, self._vocab_size, seeds=self._seeds),
             "stream": request.on_tokens is not None,
+            "routes": self._routes is not None,
         }
         if (grammar := request.grammar) is not None:
             head["grammar"] = [grammar.text, grammar.num_read]
@@ -213,7 +220,9 @@ class SglangEngine:
             del self._requests[request.request_id], self._calls[pending.handle]
         if error := frame.head.get("error"):
             raise EngineError(f"request {request.request_id!r} failed: {error}")
-        result = parse_result(request, frame, version=self._version) if frame.arrays else empty_result(self._version)
+        result = empty_result(self._version)
+        if frame.arrays:
+            result = parse_result(request, frame, version=self._version, routes=self._routes)
         self._counters.count(result)
         return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from turnwise.errors import EngineError
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams
 from turnwise_engine_support.requests import check_context, check_grammar, is_greedy, num_new_tokens
 from turnwise_engine_support.results import clip_logprobs, weight_versions
+from turnwise_moe_routes.shapes import COLUMN, Routes, RouteShape
 from turnwise_sglang_engine.frames import Frame
 
 PENALTIES = frozenset({"frequency_penalty", "presence_penalty", "repetition_penalty"})
@@ -95,26 +96,42 @@ def sampling_options(sampling: SamplingParams, max_tokens: int, vocab_size: int,
     return {**options, **sampling.extra}
 
 
-def parse_result(request: GenerateRequest, frame: Frame, *, version: int) -> GenerateResult:
+def parse_result(
+    request: GenerateRequest, frame: Frame, *, version: int, routes: RouteShape | None = None
+) -> GenerateResult:
     """
     Return the result that a frame of the server contains.
 
     Args:
         request: the request.
         frame: with `reason`, `stop`, `num_cached_tokens` and `spans` of weight versions in its head. Its arrays are the
-            ids and, unless the request is greedy, their log-probabilities.
+            ids, unless the request is greedy their log-probabilities, and last the experts if they are returned.
         version: current weight version, for a result without tokens.
+        routes: sizes of the experts that the result has; None if it has none.
+
+    Raises:
+        EngineError: the experts do not fit the tokens.
     """
     token_ids = np.asarray(frame.arrays[0], np.int32)
     reason = FinishReason(frame.head["reason"])
     return GenerateResult(
         token_ids=token_ids,
-        logprobs=_logprobs(frame, len(token_ids)),
+        logprobs=_logprobs(frame.arrays[1 : len(frame.arrays) - (routes is not None)], len(token_ids)),
         finish_reason=reason,
         stop_reason=frame.head["stop"] if reason.has_stop else None,
         weight_version=weight_versions(frame.head["spans"], len(token_ids), version),
         num_cached_tokens=min(frame.head["num_cached_tokens"], len(request.token_ids)),
+        columns=None if routes is None else {COLUMN: _routes(request, frame, routes)},
     )
+
+
+def _routes(request: GenerateRequest, frame: Frame, shape: RouteShape) -> Routes:
+    """Return (n, layers, top_k) experts of context and output; an aborted request may have none."""
+    num_tokens = len(request.token_ids) + len(frame.arrays[0])
+    flat = np.asarray(frame.arrays[-1])
+    if flat.size % (shape.num_layers * shape.top_k):
+        raise EngineError(f"SGLang returned {flat.size} routed experts for {shape.num_layers} times {shape.top_k}")
+    return shape.pad(flat.reshape(-1, shape.num_layers, shape.top_k), num_tokens, "SGLang")
 
 
 def empty_result(version: int) -> GenerateResult:
@@ -122,11 +139,9 @@ def empty_result(version: int) -> GenerateResult:
     return GenerateResult(token_ids=[], logprobs=[], finish_reason=FinishReason.ABORT, weight_version=version)
 
 
-def _logprobs(frame: Frame, num_tokens: int) -> FloatArray:
-    """Return (num_tokens,) log-probabilities, which are 0 for a greedy request."""
-    if len(frame.arrays) == 1:
-        return np.zeros(num_tokens, np.float32)
-    return clip_logprobs(frame.arrays[1])
+def _logprobs(given: Sequence[Any], num_tokens: int) -> FloatArray:
+    """Return (num_tokens,) log-probabilities, which are 0 for a greedy request, whose frame has none."""
+    return clip_logprobs(given[0]) if given else np.zeros(num_tokens, np.float32)
 
 
 @define(eq=False)

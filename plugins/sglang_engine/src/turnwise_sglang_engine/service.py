@@ -9,6 +9,7 @@ model that the request did not name; and requests that arrive while weights chan
 from __future__ import annotations
 
 import asyncio
+import base64
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -50,6 +51,7 @@ class Turn:
         reason: finish reason; empty while the request continues.
         stop: stop id or stop string that ended it.
         num_told: ids that the engine has heard.
+        routes: int32 experts of the tokens that have run, (n, layers, top_k) as bytes; empty if they are not returned.
     """
 
     head: dict[str, Any]
@@ -65,6 +67,7 @@ class Turn:
     reason: str = ""
     stop: int | str | None = None
     num_told: int = 0
+    routes: bytes = b""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,6 +93,8 @@ class Turn:
         if not self.ids:
             self.num_cached = meta.get("cached_tokens", 0)
         self.ids += ids
+        # An output after another has those of all tokens again; the first ones stay.
+        self.routes += base64.b64decode(meta.get("routed_experts") or "")[len(self.routes) :]
         self.spans += [
             (int(span["version"]), start + span["start"], start + min(span["end"], len(ids)))
             for span in meta.get("weight_versions") or ()
@@ -186,6 +191,8 @@ class Service:
         arrays = [np.array(turn.ids, np.int32)]
         if turn.head["method"] != GREEDY:
             arrays.append(np.array(turn.logprobs, np.float32))
+        if turn.head.get("routes", False):
+            arrays.append(np.frombuffer(turn.routes, np.int32))
         self.send(head, *arrays)
 
     async def _sample(self, turn: Turn) -> None:
@@ -205,6 +212,7 @@ class Service:
                 return_logprob=turn.head["method"] == PLAIN,
                 return_sampling_mask=turn.head["method"] == FILTERED,
                 stream=turn.head["stream"],
+                return_routed_experts=turn.head.get("routes", False),
             )
             output: dict[str, Any] = {}
             try:

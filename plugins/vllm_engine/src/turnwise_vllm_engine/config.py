@@ -17,6 +17,7 @@ OWNED_ARGUMENTS = {
     "data_parallel_size": "data_parallel_size",
     "dtype": "dtype",
     "enable_prefix_caching": "prefix_caching",
+    "enable_return_routed_experts": "enable_return_routed_experts",
     "enable_sleep_mode": "sleep_mode",
     "enforce_eager": "enforce_eager",
     "gpu_memory_utilization": "gpu_memory_utilization",
@@ -60,6 +61,9 @@ class VllmConfig:
         stop_strings: load the model's tokenizer, which stop strings need; None loads it if the model has one.
         grammars: turns may have a grammar, see `turnwise.sampling.Grammar`; needs the package llguidance and a
             tokenizer.json.
+        enable_return_routed_experts: return the experts that a mixture of experts chose for each token, as the column
+            `routed_experts`. It needs the plugin turnwise-router-replay, `prefix_caching`, and vLLM's second model
+            runner, which has no grammars.
         seed: for requests without a seed; None is 0.
         num_threads: OpenMP threads of each vLLM process; None leaves it to vLLM.
         weight_bucket_bytes: largest file of new weights.
@@ -83,6 +87,7 @@ class VllmConfig:
     sleep_mode: bool = True
     stop_strings: bool | None = None
     grammars: bool = False
+    enable_return_routed_experts: bool = False
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     weight_bucket_bytes: int = field(default=512 << 20, validator=_at_least_one)

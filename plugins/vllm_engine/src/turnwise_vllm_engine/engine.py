@@ -28,6 +28,7 @@ from turnwise_engine_support.model_directory import checkpoint_shapes, model_lim
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
 from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
 from turnwise_vllm_engine import copies
 from turnwise_vllm_engine.config import VllmConfig
 from turnwise_vllm_engine.grammars import RequestGrammars, check_turn
@@ -95,6 +96,7 @@ class VllmEngine:
             max_context=self._max_context,
             vocab_size=model_vocab_size(self._spec.path),
             sampling_options=SAMPLING_OPTIONS,
+            columns=frozenset({COLUMN} if self._config.enable_return_routed_experts else ()),
         )
 
     @cached_property
@@ -106,6 +108,10 @@ class VllmEngine:
     def _has_stop_strings(self) -> bool:
         wanted = self._config.stop_strings
         return has_tokenizer(self._spec.path) if wanted is None else wanted
+
+    @cached_property
+    def _routes(self) -> RouteShape | None:
+        return read_shape(self._spec.path) if self._config.enable_return_routed_experts else None
 
     async def start(self) -> None:
         if self._called_start or self._ended:
@@ -287,7 +293,7 @@ class VllmEngine:
         if self._torn:
             # A failed update ended this request early.
             raise TornWeightsError(self._torn)
-        result = parse_result(request, output, version=self._version)
+        result = parse_result(request, output, version=self._version, routes=self._routes)
         if state is not None:
             await check_turn(state, result)
         return result

@@ -24,6 +24,7 @@ from turnwise_engine_support.diagnosis import installed_version, release
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.grammars import find_problem
 from turnwise_engine_support.model_directory import check_model_directory
+from turnwise_moe_routes.shapes import read_shape
 from turnwise_vllm_engine.config import VllmConfig
 
 OLDEST = "0.32"
@@ -83,6 +84,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
     directory = check_model_directory(spec, "vllm")
     device = _check_device(config)
     check_grammars(config, directory)
+    check_routes(config, directory)
     # vLLM reads some settings when a module is imported, here and in the processes that it spawns.
     num_bundles = count_bundles()
     with _environment(_settings(config, device) | (_ray_settings() if num_bundles > 1 else {})):
@@ -158,6 +160,8 @@ def engine_arguments(
     }
     if config.grammars:
         arguments["logits_processors"] = [_PROCESSOR, *config.engine_args.get("logits_processors", ())]
+    if config.enable_return_routed_experts:
+        arguments["enable_return_routed_experts"] = True
     if config.max_num_seqs is not None:
         arguments["max_num_seqs"] = config.max_num_seqs
     if config.kv_cache_bytes is not None or on_cpu:
@@ -185,6 +189,19 @@ def check_grammars(config: VllmConfig, directory: Path) -> None:
         raise ConfigError(f"engine.grammars: {problem}")
     if config.engine_args.get("speculative_config"):
         raise ConfigError("engine.grammars excludes engine_args.speculative_config: drafts are not masked")
+
+
+def check_routes(config: VllmConfig, directory: Path) -> None:
+    """Raise `ConfigError` if the option `enable_return_routed_experts` is set and cannot work."""
+    if not config.enable_return_routed_experts:
+        return
+    name = "engine.enable_return_routed_experts"
+    if read_shape(directory) is None:
+        raise ConfigError(f"{name}: {str(directory)!r} is no mixture of experts: its config.json has no experts")
+    if config.grammars:
+        raise ConfigError(f"{name} excludes engine.grammars: vLLM has each in another of its two model runners")
+    if not config.prefix_caching:
+        raise ConfigError(f"{name} needs engine.prefix_caching: vLLM keeps the experts by its pages")
 
 
 def count_bundles() -> int:
@@ -220,6 +237,8 @@ def _settings(config: VllmConfig, device: str) -> dict[str, str]:
     if config.grammars:
         # The second runner of models has another interface of logits processors, which gives no ids to the host.
         settings["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if config.enable_return_routed_experts:
+        settings["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the first one does not collect them
     if config.num_threads is not None:
         settings["OMP_NUM_THREADS"] = str(config.num_threads)
     return settings

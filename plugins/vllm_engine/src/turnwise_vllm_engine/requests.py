@@ -11,6 +11,7 @@ from turnwise.errors import EngineError
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams, TokenArray
 from turnwise_engine_support.requests import check_context, check_grammar, is_greedy, num_new_tokens
 from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_versions
+from turnwise_moe_routes.shapes import COLUMN, Routes, RouteShape
 
 SAMPLING_OPTIONS = frozenset({"frequency_penalty", "min_p", "min_tokens", "presence_penalty", "repetition_penalty"})
 """Options of vLLM's `SamplingParams` that a request may add; vLLM reports log-probabilities after all of them."""
@@ -68,7 +69,9 @@ def sampling_options(request: GenerateRequest, max_tokens: int) -> dict[str, Any
     return options
 
 
-def parse_result(request: GenerateRequest, output: Any, *, version: int) -> GenerateResult:
+def parse_result(
+    request: GenerateRequest, output: Any, *, version: int, routes: RouteShape | None = None
+) -> GenerateResult:
     """
     Return the result of a request.
 
@@ -76,6 +79,7 @@ def parse_result(request: GenerateRequest, output: Any, *, version: int) -> Gene
         request: the request.
         output: vLLM's last `RequestOutput` for it, with one completion.
         version: current weight version, for a result without tokens.
+        routes: sizes of the experts that the result has; None if it has none.
 
     Raises:
         EngineError: vLLM ended the request for another reason than stop, length or abort.
@@ -92,7 +96,14 @@ def parse_result(request: GenerateRequest, output: Any, *, version: int) -> Gene
         weight_version=weight_versions(spans, len(token_ids), version),
         # A request that an update sent back to the queue counts its own output too.
         num_cached_tokens=min(output.num_cached_tokens or 0, len(request.token_ids)),
+        columns=None if routes is None else {COLUMN: _routes(request, completion, routes)},
     )
+
+
+def _routes(request: GenerateRequest, completion: Any, shape: RouteShape) -> Routes:
+    """Return (n, layers, top_k) experts of context and output; an aborted request may have none."""
+    given = () if completion.routed_experts is None else completion.routed_experts
+    return shape.pad(given, len(request.token_ids) + len(completion.token_ids), "vLLM")
 
 
 def empty_result(version: int) -> GenerateResult:

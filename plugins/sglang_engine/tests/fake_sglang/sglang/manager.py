@@ -1,6 +1,7 @@
 """The fake tokenizer manager and scheduler. Sampled ids depend on the sum of the context and on the weights."""
 
 import asyncio
+import base64
 import json
 import os
 import pickle
@@ -8,6 +9,8 @@ import random
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+
+import numpy as np
 
 STEP_S = 0.002
 
@@ -39,6 +42,15 @@ class Manager:
         finally:
             del self.rid_to_state[request.rid]
 
+    def _routes(self, request, ids):
+        """Return the experts of all tokens but the last: of two layers, one for each token."""
+        if not request.return_routed_experts:
+            return {}
+        assert self.arguments["enable_return_routed_experts"]
+        known = np.array(ids[:-1], np.int32)
+        routes = np.stack([known % 4, (known + 1) % 4], -1)
+        return {"routed_experts": base64.b64encode(routes.tobytes()).decode()}
+
     async def _run(self, request, state):
         context, options = list(request.input_ids), request.sampling_params
         limit = self.arguments["context_length"]
@@ -56,6 +68,7 @@ class Manager:
                 if not 1 <= options["top_k"] <= self.arguments["sampling_mask_max_tokens"]:
                     raise ValueError("return_sampling_mask requires a finite top_k")
                 meta["output_token_sampling_logprobs"] = [value / 2 for value in logprobs]
+            meta |= self._routes(request, [*context, *ids])
             return {"output_ids": list(ids), "meta_info": meta}
 
         cached = self._cached(context)

@@ -18,6 +18,7 @@ class ServerArgs:
         skip_tokenizer_init=False,
         skip_server_warmup=False,
         grammar_backend=None,
+        enable_return_routed_experts=False,
         log_level="error",
         sampling_mask_max_tokens=4096,
         weight_version="default",

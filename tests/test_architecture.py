@@ -65,6 +65,7 @@ PUBLIC = (
     "plugin",
     "protocols",
     "record",
+    "report",
     "sampling",
     "task_tools",
     "terminal",

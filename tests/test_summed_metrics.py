@@ -32,7 +32,9 @@ SUMMED = {
     "note": "count: changes of a middleware",
     "f'sandbox_calls_in_tier_{int(result.tier)}'": "count",
     "'sandbox_wall_s'": "seconds of one call",
+    "'reports_left_out'": "count",
     "'workspace_commands'": "count",
+    "'workspace_submitted'": "count",
     "'workspace_wall_s'": "seconds of one call",
     # Shares, each recorded once in an episode: `Session.close` describes the records at most once.
     "'gateway/auxiliary_share'": "once",

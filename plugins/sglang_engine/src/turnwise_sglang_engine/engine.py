@@ -1,9 +1,8 @@
 """
 SGLang as an engine.
 
-SGLang runs in a separate process (`turnwise_sglang_engine.server`), because it changes its process in many ways. This
-module keeps an engine's promises: it refuses requests that SGLang would crash on, tracks the served weight version and
-the sleeping memory, and never lets a request wait for a dead process.
+SGLang runs in a separate process (`turnwise_sglang_engine.server`), because it changes its process in many ways. Here
+requests that would crash it are refused, weight version and sleep are tracked, and no request waits for a dead process.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ find . -type f -size -{_MAX_FILE_BYTES // 512 + 1} -exec sha256sum {{}} +
 
 async def find_changes(workspace: Workspace, spec: WorkspaceSpec) -> Report:
     """
-    Return the differences between the files with which a workspace began and those that are in its working folder.
+    Return the differences between the first files of a workspace and the present ones in its working folder.
 
     Files of an image that lie in the folder count as new ones, because nobody lists them at the start.
 
@@ -53,7 +53,7 @@ async def find_changes(workspace: Workspace, spec: WorkspaceSpec) -> Report:
 
 
 def _files_in(spec: WorkspaceSpec) -> dict[str, bytes]:
-    """Return the files of the working folder by their path in it, without those that are too large to be compared."""
+    """Return the files of the working folder by their path in it, without files too large to compare."""
     inside = f"{spec.folder}/"
     found: Mapping[str, bytes] = {
         path.removeprefix(inside).removeprefix("./"): data

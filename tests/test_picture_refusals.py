@@ -53,7 +53,7 @@ REFUSALS: dict[str, tuple[Callable[[EpisodeResult], object], type[TurnwiseError]
     "datasets": (lambda result: list(rows_of(result)), DataError, "and the data set has no place"),
     "verl": (check_trainable, ConfigError, "the rows for verl have no place for pictures"),
     "tensordict": (
-        lambda result: to_tensordict(collate([result])),
+        lambda result: to_tensordict(collate([result], pad_token_id=0)),
         PluginError,
         "no place for the pictures of a batch",
     ),
@@ -81,7 +81,7 @@ def test_trl():
 def test_exports_of_texts_are_as_before():
     """An episode without pictures passes the same checks."""
     check_trainable(episode(trajectory()))
-    assert turnwise_conversions.to_atif(episode(trajectory()))["steps"]
+    assert turnwise_conversions.to_atif(episode(trajectory()))["schema_version"]
 
 
 def test_agents_of_texts():

@@ -120,6 +120,14 @@ def configure_pi(home: Path) -> Command:
     return ["pi", "--offline", "--provider", "run", "--model", MODEL, "--print"], {"OPENAI_API_KEY": KEY}
 
 
+def configure_qwen(home: Path) -> Command:
+    """Return the command and the environment of Qwen Code."""
+    model = {"name": MODEL, "generationConfig": {"contextWindowSize": TOKENS}}
+    write(home / ".qwen/settings.json", json.dumps({"model": model, "general": {"enableAutoUpdate": False}}))
+    environment = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": OPENAI_URL, "OPENAI_MODEL": MODEL}
+    return ["qwen", "--yolo", "--auth-type", "openai", "--prompt"], environment
+
+
 def write(path: Path, text: str) -> None:
     """Write a file and its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,6 +150,7 @@ def main() -> None:
         "mini": configure_mini,
         "opencode": configure_opencode,
         "pi": configure_pi,
+        "qwen": configure_qwen,
     }[sys.argv[1]]
     prompt = json.loads(os.environ["TURNWISE_TASK"])["messages"][-1]["content"]
     with tempfile.TemporaryDirectory(prefix="coding-") as folder:

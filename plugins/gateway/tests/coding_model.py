@@ -24,6 +24,8 @@ ARGUMENTS = {
     "continue Read": lambda file: {"filepath": file},
     "exec_command": lambda _file: {"cmd": COMMAND},
     "fix bash": lambda _file: {"command": COMMAND},
+    "fix run_shell_command": lambda _file: {"command": COMMAND, "is_background": False},
+    "test run_shell_command": lambda _file: {"command": "python3 test_median.py", "is_background": False},
     "test bash": lambda _file: {"command": "python test_median.py"},
     "end bash": lambda _file: {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"},
     "opencode read": lambda file: {"filePath": file},
@@ -62,6 +64,7 @@ CALLS = {
     "mini": ("fix bash", "test bash", "end bash"),  # it ends by a call
     "opencode": ("opencode read", "opencode edit"),
     "pi": ("read", "edit"),
+    "qwen": ("fix run_shell_command", "test run_shell_command"),
 }
 
 

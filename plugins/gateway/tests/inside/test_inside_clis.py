@@ -22,6 +22,13 @@ MINI = (
     '#!/bin/sh\nPYTHONPATH=/opt/cli/lib/python3.11/site-packages exec /usr/bin/python3 -m minisweagent.run.mini "$@"\n'
 )
 """mini-SWE-agent with the Python that a box has, since a virtual environment is a link to the one that made it."""
+CLIENTS = {"mini": "mini_swe_agent", "claude": "claude_code", "qwen": "qwen_code"}
+"""Names of the clients of programs with other names."""
+OWN_FOLDERS = {
+    "opencode": "node_modules/opencode-linux-x64/bin",
+    "claude": "node_modules/@anthropic-ai/claude-code-linux-x64",
+}
+"""Folders of programs whose packages need an installation script to make the usual one."""
 
 pytestmark = [pytest.mark.usefixtures("starts_a_process"), pytest.mark.slow]
 
@@ -66,7 +73,7 @@ def write_run(folder, cli, client, shown, workspace):
 
 def client_folder(cli):
     """Return the folder of a program in the folder of its client."""
-    return {"opencode": "node_modules/opencode-linux-x64/bin"}.get(cli, "node_modules/.bin")
+    return OWN_FOLDERS.get(cli, "node_modules/.bin")
 
 
 def roll_out(folder):
@@ -102,10 +109,10 @@ def check_episodes(folder, done):
 
 
 @pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
-@pytest.mark.parametrize("cli", ["mini", "codex", "opencode", "pi"])
+@pytest.mark.parametrize("cli", ["mini", "codex", "opencode", "pi", "claude", "qwen"])
 def test_ten_agents_work_in_boxes(tmp_path, installed, shown, cli):
     """Nothing of them is left after the run."""
-    write_run(tmp_path, cli, installed({"mini": "mini_swe_agent"}.get(cli, cli)), shown, {})
+    write_run(tmp_path, cli, installed(CLIENTS.get(cli, cli)), shown, {})
 
     done = roll_out(tmp_path)
 
@@ -113,10 +120,10 @@ def test_ten_agents_work_in_boxes(tmp_path, installed, shown, cli):
     assert list_marked("/opt/example/agent.py") == []
 
 
-@pytest.mark.parametrize("cli", ["mini", "codex", "opencode"])
+@pytest.mark.parametrize("cli", ["mini", "codex", "opencode", "claude", "qwen"])
 def test_ten_agents_work_in_containers(tmp_path, installed, shown, cli):
     """The image has busybox, and this machine's programs are shown in it."""
-    client = installed({"mini": "mini_swe_agent"}.get(cli, cli))
+    client = installed(CLIENTS.get(cli, cli))
     write_run(tmp_path, cli, client, shown, container_options())
 
     done = roll_out(tmp_path)

@@ -31,5 +31,7 @@ def test_reports_are_below_the_conversation(tmp_path, look):
     shown.first.locator("> summary").click()
     expect(shown.first.get_by_text("echo done")).to_be_visible()
     expect(shown.first.get_by_text("1 passed")).to_be_visible()
+    shown.nth(1).locator("> summary").click()
+    expect(shown.nth(1).get_by_text("tests", exact=True)).to_be_visible()  # an open report keeps its title
     shown.last.locator("> summary").click()
     expect(page).not_to_have_title("owned")

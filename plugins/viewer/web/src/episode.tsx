@@ -296,7 +296,7 @@ function Reports({ reports }: { reports: Report[] }) {
         <details class="message other" aria-label={`report ${index}`}>
           <summary>
             <h2 class="name">
-              <Preview text={report.title} />
+              <bdi>{literal(shorten(report.title.split("\n", 1)[0], PREVIEW))}</bdi>
             </h2>{" "}
             {Object.entries(report.facts).map(([name, value]) => (
               <span class={report.failed ? "bad" : "dim"}>
@@ -307,7 +307,7 @@ function Reports({ reports }: { reports: Report[] }) {
               after {report.num_turns} {report.num_turns === 1 ? "turn" : "turns"}
             </span>
           </summary>
-          {report.title.includes("\n") && <Text text={report.title} />}
+          {(report.title.includes("\n") || report.title.length > PREVIEW) && <Text text={report.title} />}
           {report.text === "" ? <p class="dim">no text</p> : <Text text={report.text} />}
         </details>
       ))}

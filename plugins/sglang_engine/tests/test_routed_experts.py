@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ModelSpec, Resources
@@ -61,12 +62,16 @@ def test_without_the_option(serve, ask):
 
 
 def test_arguments(mixture, small_model):
-    """The option is SGLang's; a dense model is refused before SGLang starts."""
-    config = SglangConfig(device="cpu", enable_return_routed_experts=True)
+    """The option is SGLang's; a dense model and a CPU are refused before SGLang starts."""
+    config = SglangConfig(device="cuda", enable_return_routed_experts=True)
     assert server_arguments(config, ModelSpec(path=mixture))["enable_return_routed_experts"] is True
-    assert "enable_return_routed_experts" not in server_arguments(SglangConfig(device="cpu"), ModelSpec(path=mixture))
+    assert "enable_return_routed_experts" not in server_arguments(SglangConfig(device="cuda"), ModelSpec(path=mixture))
     with pytest.raises(ConfigError, match=r"^engine\.enable_return_routed_experts: .* is no mixture of experts: its"):
         server_arguments(config, ModelSpec(path=small_model))
+    with pytest.raises(
+        ConfigError, match=r"^engine\.enable_return_routed_experts needs a GPU: SGLang registers the mem"
+    ):
+        server_arguments(evolve(config, device="cpu"), ModelSpec(path=mixture))
 
 
 def test_experts_that_do_not_fit():
@@ -89,6 +94,7 @@ def test_experts_that_do_not_fit():
 
 @pytest.mark.sglang
 @pytest.mark.slow
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
 def test_the_real_sglang(tmp_path):
     """Its experts are those of a forward pass, of cached tokens too."""

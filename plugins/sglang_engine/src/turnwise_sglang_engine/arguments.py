@@ -74,11 +74,13 @@ def check_grammars(config: SglangConfig, spec: ModelSpec) -> None:
 
 def check_routes(config: SglangConfig, spec: ModelSpec) -> None:
     """Raise `ConfigError` if the option `enable_return_routed_experts` is set and cannot work."""
-    if config.enable_return_routed_experts and read_shape(spec.path) is None:
-        raise ConfigError(
-            f"engine.enable_return_routed_experts: {str(spec.path)!r} is no mixture of experts: its config.json has no"
-            " experts"
-        )
+    if not config.enable_return_routed_experts:
+        return
+    name = "engine.enable_return_routed_experts"
+    if read_shape(spec.path) is None:
+        raise ConfigError(f"{name}: {str(spec.path)!r} is no mixture of experts: its config.json has no experts")
+    if resolve_device(config) == "cpu":
+        raise ConfigError(f"{name} needs a GPU: SGLang registers the memory in which it collects them with CUDA")
 
 
 def server_arguments(config: SglangConfig, spec: ModelSpec) -> dict[str, Any]:

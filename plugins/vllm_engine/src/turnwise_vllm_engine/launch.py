@@ -84,7 +84,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
     directory = check_model_directory(spec, "vllm")
     device = _check_device(config)
     check_grammars(config, directory)
-    check_routes(config, directory)
+    check_routes(config, directory, device)
     # vLLM reads some settings when a module is imported, here and in the processes that it spawns.
     num_bundles = count_bundles()
     with _environment(_settings(config, device) | (_ray_settings() if num_bundles > 1 else {})):
@@ -191,13 +191,15 @@ def check_grammars(config: VllmConfig, directory: Path) -> None:
         raise ConfigError("engine.grammars excludes engine_args.speculative_config: drafts are not masked")
 
 
-def check_routes(config: VllmConfig, directory: Path) -> None:
+def check_routes(config: VllmConfig, directory: Path, device: str) -> None:
     """Raise `ConfigError` if the option `enable_return_routed_experts` is set and cannot work."""
     if not config.enable_return_routed_experts:
         return
     name = "engine.enable_return_routed_experts"
     if read_shape(directory) is None:
         raise ConfigError(f"{name}: {str(directory)!r} is no mixture of experts: its config.json has no experts")
+    if device == "cpu":
+        raise ConfigError(f"{name} needs a GPU: in vLLM's build for a CPU no model runner collects them")
     if config.grammars:
         raise ConfigError(f"{name} excludes engine.grammars: vLLM has each in another of its two model runners")
     if not config.prefix_caching:

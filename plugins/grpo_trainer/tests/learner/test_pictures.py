@@ -200,18 +200,16 @@ def test_a_micro_batch_counts_patches(reference):
 def test_an_export_is_a_whole_model(reference, tmp_path):
     """The written folder has the image processor, and gives the trained model's scores."""
     learner = make_learner(ModelSpec(path=reference.path))
-    record, places = make_record(reference, 0, 2)
-    other, others = make_record(reference, 1, 2)
-    batch = make_batch([record, other], group_size=2)
-    learner.update(batch, step=1, version=0, pictures=[places, others])
+    record, other = (make_record(reference, seed, 2) for seed in range(2))
+    learner.update(make_batch([record, other], group_size=2), step=1, version=0)
     export(learner.policy, reference.path, tmp_path)
     written, ids = VisionReference(tmp_path), record.input_ids.tolist()
     rows, _made = make_rows(reference, [2], learner.policy.model)
     micro = collate(rows, [0], packed=False)
     with torch.no_grad():
         found = token_log_probs(learner.policy.model, micro, 1.0)[0].numpy()
-    expected, _best = written.scores(ids, 1, temperature=1.0, variant=0, pictures=places)
-    before, _best = reference.scores(ids, 1, temperature=1.0, variant=0, pictures=places)
+    expected, _best = written.scores(ids, 1, temperature=1.0, variant=0, pictures=record.pictures)
+    before, _best = reference.scores(ids, 1, temperature=1.0, variant=0, pictures=record.pictures)
     own = micro.tokens.numpy() - 1
     np.testing.assert_allclose(found, expected[own], atol=1e-4, rtol=0)
     assert np.abs(found - before[own]).max() > 1e-3

@@ -39,11 +39,16 @@ class ToolLoop:
         episode.messages.append({"role": "assistant", "content": content})
         if not calls:
             return self.end(episode)
-        answers = [(await episode.call_tool(call)).text for call in calls]
-        messages = [{"role": "tool", "content": text} for text in answers]
+        results = [await episode.call_tool(call) for call in calls]
+        if self.has_ended(results):
+            return State.TERMINATED
+        messages = [{"role": "tool", "content": result.text} for result in results]
         self.answer(episode, CHAT.delta(messages, int(episode.trajectory.input_ids[-1])))
         episode.messages.extend(messages)
         return State.GENERATING
+
+    def has_ended(self, results):
+        return any(result.ends_episode for result in results)
 
     def end(self, episode):
         return State.TERMINATED
@@ -73,6 +78,11 @@ class ObservesLast(ToolLoop):
         if episode.remaining_tokens > 3:
             episode.observe(np.array([5, 5, 5]))
         return State.TERMINATED
+
+
+class GoesOn(ToolLoop):
+    def has_ended(self, results):
+        return False
 
 
 class Overruns(ToolLoop):
@@ -158,6 +168,7 @@ class TestAgentChecks:
             (Invents, "records_hold", "differ from the engine's"),
             (NeverBegins, "records_hold", "without a record: the agent never called begin"),
             (ObservesLast, "last_turn_is_the_models", "the record ends with an observation"),
+            (GoesOn, "a_tool_can_end_the_episode", "requests to the engine, and those before the end by a tool"),
             (Overruns, "budget_is_kept", "response tokens with a budget of"),
             (KeepsSets, "memory_is_json", "memory is not JSON after state 'generating'"),
             (KeepsTuples, "memory_is_json", "memory changes in JSON after state 'generating'"),

@@ -361,6 +361,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "engines/sglang": _PACKAGE,
     "engines/vllm": _PACKAGE,
     "engines/transformers.product_dtype=bfloat16": "needs a processor for it: the plugin's test_fused_decoder.py",
+    "engines/transformers.enable_return_routed_experts=True": "needs a mixture of experts: tests/test_router_replay.py",
     "engines/transformers.attn_implementation=flash_attention_2": _GPU,
     "engines/transformers.attn_implementation=flash_attention_3": _GPU,
     "agents/parallel_thinking.objective=exact": "needs an engine with layouts, which the scripted one has not",

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from turnwise.media import Picture
 from turnwise_result_files import load_packed_batch, read_results
@@ -164,12 +163,9 @@ def test_a_missing_picture_of_a_task(tmp_path):
     assert "data.jsonl, line 1: messages[0].content[1]: the picture 'images/cat.png' cannot be read" in line
 
 
-def test_the_config_is_plain(tmp_path):
+def test_a_run_of_text_has_no_media(tmp_path):
     """A run without pictures in its tasks has no folder of them."""
     file = write_run(tmp_path, tools=[], parser=None, agent="single_turn")
     (tmp_path / "data.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "Hello"}]}))
     assert roll_out(tmp_path, file).returncode == 0
     assert not (tmp_path / "out" / "media").exists()
-    assert "picture" not in yaml.safe_dump(
-        yaml.safe_load((tmp_path / "out" / "config.resolved.yaml").read_text())["rollout"]
-    )

@@ -18,6 +18,7 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
+from turnwise.types import Capabilities
 from turnwise_result_files import load_unfinished, save_unfinished
 from turnwise_testing.engines.scripted import RandomPolicy, ScriptedEngine
 
@@ -201,7 +202,7 @@ def test_two_threads_start_and_stop_a_manager_once():
         return call
 
     counting = {name: counted(name, getattr(running.runtime, name)) for name in ("start", "stop")}
-    running.runtime = SimpleNamespace(**counting, counts=running.runtime.counts)
+    running.runtime = SimpleNamespace(**counting, counts=running.runtime.counts, capabilities=Capabilities())
 
     def use():
         both.wait()

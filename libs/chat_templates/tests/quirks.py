@@ -15,8 +15,9 @@ from real_templates import TEMPLATES, special_tokens_of
 from turnwise.errors import TemplateError
 from turnwise_chat_templates.template import ChatTemplate
 
-UNUSABLE = ("llava", "idefics", "smolvlm")
-USABLE = sorted(each.stem for each in TEMPLATES.glob("*.jinja") if not each.stem.startswith(UNUSABLE))
+PARTS_ONLY = ("llava", "idefics", "smolvlm")
+"""Beginnings of the names of templates that show no content that is a text, and get its parts."""
+ON_PAGE = sorted(each.stem for each in TEMPLATES.glob("*.jinja") if not each.stem.startswith(PARTS_ONLY))
 TOOL = {
     "type": "function",
     "function": {

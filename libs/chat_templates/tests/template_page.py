@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from quirks import FORMS, NO_TOOLS, QUIRKS, REFUSALS, SHOWN, TOOL, UNUSABLE, USABLE, outcome_of
+from quirks import FORMS, NO_TOOLS, ON_PAGE, PARTS_ONLY, QUIRKS, REFUSALS, SHOWN, TOOL, outcome_of
 from real_templates import chat_of
 
 PAGE = Path(__file__).parents[3] / "docs/reference/chat-templates.md"
@@ -52,7 +52,7 @@ def cells_of(chats):
 
 def byte_chats():
     """Return all usable templates over tokenizers without merges."""
-    return {name: chat_of(name) for name in USABLE}
+    return {name: chat_of(name) for name in ON_PAGE}
 
 
 def page_lines(cells: Cells) -> Iterator[str]:
@@ -109,8 +109,8 @@ def wrapped(text):
 def _templates_text():
     return (
         f"The templates of `trl` {version('trl')}, by their file names, in groups with equal codes. Those that end in "
-        "`_training` mark the tokens of the model for supervised training. turnwise refuses the templates of "
-        f"{', '.join(f'`{name}*`' for name in UNUSABLE)} when it loads them: they show no content that is a text."
+        "`_training` mark the tokens of the model for supervised training. The page leaves out the templates of "
+        f"{', '.join(f'`{name}*`' for name in PARTS_ONLY)}, which take contents in parts."
     )
 
 

@@ -6,7 +6,7 @@ A prompt shows each text of its messages, in the same or in an equal form, or it
 """
 
 import pytest
-from quirks import QUIRKS, USABLE
+from quirks import ON_PAGE, QUIRKS
 from real_templates import TEMPLATES, chat_with
 from template_page import PAGE, TOOLS_ROW, byte_chats, cells_of, page_lines, read_cells, row_of, tools_row
 
@@ -41,7 +41,7 @@ def test_the_rest_of_the_page():
     lines = [line for line in text.splitlines() if not line.startswith("<!--")]
 
     assert [title, *rest] == [lines[0], *lines[2:]]
-    assert all(sorted(row) == USABLE for row in page_cells().values())
+    assert all(sorted(row) == ON_PAGE for row in page_cells().values())
 
 
 @pytest.mark.slow
@@ -51,4 +51,4 @@ def test_no_template_loses_a_text_with_a_real_vocabulary(vocabulary):
     if reason := missing_package(vocabulary):
         pytest.skip(f"{vocabulary} {reason}")
 
-    assert cells_of({name: chat_with(vocabulary, name) for name in USABLE}) == page_cells()
+    assert cells_of({name: chat_with(vocabulary, name) for name in ON_PAGE}) == page_cells()

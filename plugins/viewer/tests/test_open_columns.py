@@ -2,21 +2,22 @@
 
 from turnwise import ColumnSpec
 from turnwise_result_files.episode_rows import rows_of
+from turnwise_result_files.media import MediaFolder
 from turnwise_testing.inputs.small_episodes import episode, trajectory
 from turnwise_viewer.episode_record import describe_tokens
 
 
-def test_each_token_has_its_value_as_text():
+def test_each_token_has_its_value_as_text(tmp_path):
     """A token without one has null, and so have the tokens of a prompt in a column of responses."""
     rank = ColumnSpec(name="rank", dtype="int32", fill=-1)
     routes = ColumnSpec(name="routes", dtype="int16", shape=(2,), fill=-1, tokens="all")
     record = trajectory().with_column(rank, [2, 1, -1, 0])
     record = record.with_column(routes, [[-1, -1], *([index, 7] for index in range(5))])
-    (row,) = rows_of(episode(record), None)
+    (row,) = rows_of(episode(record), None, MediaFolder(tmp_path))
     shown = describe_tokens(row, None)["open_columns"]
     assert {
         "rank": [None, None, "2", "1", None, "0"],
         "routes": [None, "[0, 7]", "[1, 7]", "[2, 7]", "[3, 7]", "[4, 7]"],
     } == shown
-    (plain,) = rows_of(episode(trajectory()), None)
+    (plain,) = rows_of(episode(trajectory()), None, MediaFolder(tmp_path))
     assert {} == describe_tokens(plain, None)["open_columns"]

@@ -58,7 +58,7 @@ def other_type(tmp_path):
 def newer_version(tmp_path):
     table = SCHEMA.empty_table().replace_schema_metadata({"turnwise_schema": "99"})
     pq.write_table(table, tmp_path / "trajectories.parquet")
-    return tmp_path, "its columns are of another version: 99 in the file, but this turnwise reads versions 1 to 5"
+    return tmp_path, "its columns are of another version: 99 in the file, but this turnwise reads versions 1 to 6"
 
 
 def two_files(tmp_path):

@@ -57,7 +57,7 @@ def ask_rewards(reward, episodes):
             make_router=None, make_reward=lambda judge: reward, make_group_reward=lambda judge: reward
         )
         actor = RewardActor("rewards", blueprint, {}, scores_groups=True)
-        snapshot = SimpleNamespace(as_episode=lambda: None, recorded=(), uid="t/0", key="k")
+        snapshot = SimpleNamespace(as_episode=lambda: None, recorded=(), reports=(), uid="t/0", key="k")
         return await actor.score(snapshot, 10.0), await actor.score_group(
             pack_episodes(list(enumerate(episodes))), 10.0
         )

@@ -133,6 +133,7 @@ def test_a_group_needs_one_part_for_its_prompt():
     assert (slice(40, 120), slice(0, 40)) == (plan.prefixes[0].queries, plan.prefixes[0].keys)
 
 
+@pytest.mark.filterwarnings("ignore:.*without torch.compile")  # torch warns once a process
 def test_flex_attention_forward():
     """The block mask of a forest has the rule: the forward pass of FlexAttention equals separate rows."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -145,8 +146,7 @@ def test_flex_attention_forward():
     forest = merge_records(records)
     query, key, value = (each.detach().float() for each in heads(len(forest.subtree_end)))
     mask = segments.block_mask(**tensors(forest))
-    with pytest.warns(UserWarning, match="without torch.compile"):
-        actual = flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
+    actual = flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
 
     expected = dense_attention(query, key, value, torch.from_numpy(forest.visible)[None], 8**-0.5)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)

@@ -137,7 +137,7 @@ def test_a_plugin_runs_the_whole_suite(run_engine_suite):
     delayed = {name for name, outcome in outcomes.items() if outcome == "skipped" and "holds_under_delays" in name}
     skipped = {name for name, outcome in outcomes.items() if outcome == "skipped"} - delayed
     references = {name for name, check in ENGINE_CHECKS.items() if check.reference}
-    lacking = {name for name, check in ENGINE_CHECKS.items() if check.needs in ("layouts", "grammars")}
+    lacking = {name for name, check in ENGINE_CHECKS.items() if check.needs in ("layouts", "grammars", "pictures")}
     assert skipped == {"too_long_context_is_refused", "output_stays_in_max_context", *references, *lacking}
     assert {outcome for name, outcome in outcomes.items() if name not in skipped | delayed} == {"passed"}
     assert set(ENGINE_CHECKS) < set(outcomes)

@@ -10,8 +10,8 @@ import pytest
 from training_site import make_site, run, steps_of, train
 
 from turnwise_result_files import read_results
-from turnwise_testing.inputs.vision import QWEN_3_VL
-from turnwise_testing.references.vision_reference import VisionReference, draw_picture, randomize_weights
+from turnwise_testing.inputs.vision import QWEN_3_VL, draw_picture
+from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
 from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
 
 MODELS = {"qwen2_5_vl": tiny_qwen2_5_vl, "qwen3_vl": tiny_qwen3_vl}

@@ -2,8 +2,9 @@
 Images in a context: runs of placeholder tokens, and the picture of each run.
 
 A picture is named by the hash of its encoded bytes. These are kept as they came and never encoded again, so the
-processor of a trainer computes the same pixels as the engine's. Nothing here decodes a picture. A process holds the
-bytes of a picture once, however many records, requests and results refer to them.
+processor of a trainer computes the same pixels as the engine's. Chat, engine and trainer decode them by
+`decode_picture`, so all three refuse the same pictures. A process holds the bytes of a picture once, however many
+records, requests and results refer to them.
 
 Messages hold pictures as OpenAI's do: a part of the content is
 ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``.
@@ -14,8 +15,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from attrs import Attribute, field, frozen
@@ -33,6 +35,11 @@ SUFFIXES: Final[Mapping[str, str]] = {
 """Endings of the names of files, by media type: the types that messages may have."""
 MAX_PICTURE_BYTES: Final = 20 << 20
 """Largest encoded picture of a message, as in OpenAI's interface."""
+
+
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_ORIENTATION: Final = 0x0112
+"""Of EXIF: 1 is upright."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -101,6 +108,48 @@ _SIGNATURES: Final[Mapping[str, tuple[int, bytes]]] = {
     "image/gif": (0, b"GIF8"),
     "image/bmp": (0, b"BM"),
 }
+
+
+def decode_picture(picture: Picture, max_pixels: int | None = None) -> Any:
+    """
+    Return a picture as pillow's image, decoded. pillow is no requirement of turnwise: a chat with pictures needs it.
+
+    Args:
+        picture: the picture.
+        max_pixels: most pixels; None leaves only pillow's own limit.
+
+    Raises:
+        DataError: it has too many pixels, is broken or animated, or is not upright: libraries differ in whether they
+            turn a picture by its EXIF orientation, so an engine and a trainer could see different pixels.
+    """
+    from PIL import Image
+
+    name = f"picture {picture.key[:12]} ({picture.media_type})"
+    try:
+        image = Image.open(io.BytesIO(picture.data), formats=_FORMATS)
+        problem = _find_problem(image, max_pixels)
+        if not problem:
+            image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        limit = "pillow allows" if max_pixels is None else f"the {max_pixels} of max_picture_pixels"
+        raise DataError(f"{name} has more pixels than {limit}") from error
+    except Exception as error:  # decoders raise anything on broken files
+        raise DataError(f"{name} is broken: {' '.join(str(error).split()) or type(error).__name__}") from error
+    if problem:
+        raise DataError(f"{name} {problem}")
+    return image
+
+
+def _find_problem(image: Any, max_pixels: int | None) -> str:
+    """Return why an image whose header is read cannot be used; empty if it can."""
+    if max_pixels is not None and image.width * image.height > max_pixels:
+        return f"has {image.width} x {image.height} pixels, more than the {max_pixels} of max_picture_pixels"
+    if getattr(image, "n_frames", 1) > 1:
+        return f"has {image.n_frames} frames; give one of them"
+    turned = image.getexif().get(_ORIENTATION, 1)
+    if turned not in (0, 1):
+        return f"has the EXIF orientation {turned}: turn its pixels, and remove the mark"
+    return ""
 
 
 def picture_part(picture: Picture) -> dict[str, object]:

@@ -3,8 +3,8 @@
 import pytest
 from transformers import AutoTokenizer
 
+from turnwise_testing.inputs.vision import draw_picture
 from turnwise_testing.probes.engine import EngineProbe, Letters
-from turnwise_testing.references.vision_reference import draw_picture
 from turnwise_testing.suites.engine import EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite
 from turnwise_transformers_engine import TransformersConfig

@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
 from turnwise.types import FinishReason, GenerateRequest, Picture, PlacedPicture, SamplingParams
 from turnwise_testing.engines.scenarios import failure_of, run_scenario
-from turnwise_testing.references.vision_reference import draw_picture
+from turnwise_testing.inputs.vision import draw_picture
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
 SIZES = ((8, 8), (24, 24), (16, 40), (40, 8))
@@ -221,7 +221,7 @@ def test_wrong_pictures_are_refused(serve_pictures, reference):
         ([evolve(place, start=2)], f"the picture {key} at tokens 2 to 11 is on ids that are not .* placeholder"),
         ([evolve(place, start=3)], f"the picture {key} at tokens 3 to 12 touches another picture, or ends behind"),
         ([place, evolve(place, start=10, num_tokens=1)], "tokens 10 to 11 touches another picture"),
-        ([evolve(place, picture=broken)], f"the picture {broken.key[:12]} cannot be read"),
+        ([evolve(place, picture=broken)], f"picture {broken.key[:12]} .image/png. is broken"),
     )
 
     async def scenario(engine):

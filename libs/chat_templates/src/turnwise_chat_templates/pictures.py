@@ -5,12 +5,11 @@ A template renders one image token for each picture, and the processor replaces 
 picture's size. The processor is the class of transformers with the options of the model's directory, so all numbers
 come from it. Its image processor works with pillow, so torchvision is not needed.
 
-Pictures are checked here, where they are decoded first: size in pixels, broken and animated files, and orientation.
+Pictures are decoded here first, so a run without such a check ends before an engine sees a bad one.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -21,13 +20,11 @@ import numpy as np
 from attrs import define, field, frozen
 
 from turnwise.errors import ConfigError, DataError, TemplateError
+from turnwise.media import decode_picture
 from turnwise.types import MediaTokens, Picture, PlacedPicture, TokenArray
 
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 """A directory of a model that takes pictures has one of them."""
-_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_ORIENTATION: Final = 0x0112
-"""Of EXIF: 1 is upright."""
 _MAX_KNOWN: Final = 4096
 Encode = Callable[[str], Any]
 
@@ -69,7 +66,7 @@ class Placeholders:
         self.expand(picture)
 
     def expand(self, picture: Picture) -> Expansion:
-        """Return the expansion of a picture; `DataError` as in `decode`, `ConfigError` for an unknown processor."""
+        """Return the expansion of a picture; errors as in `decode_picture`, `ConfigError` for an unknown processor."""
         with self._lock:
             known = self._known.get(picture.key)
             if known is None:
@@ -116,7 +113,7 @@ class Placeholders:
         return found
 
     def _expand(self, picture: Picture) -> Expansion:
-        image, processor = decode(picture, self.max_pixels), self._load()
+        image, processor = decode_picture(picture, self.max_pixels), self._load()
         try:
             found = processor(text=[self.image_token], images=[image], return_text_replacement_offsets=True)
             text = str(found["text_replacement_offsets"][0][0]["replacement"])
@@ -195,44 +192,6 @@ def _class_name(folder: Path) -> str:
     model_type = json.loads(file.read_bytes()).get("model_type") if file.is_file() else None
     names: Any = processing_auto
     return str(names.PROCESSOR_MAPPING_NAMES.get(model_type) or "")
-
-
-def decode(picture: Picture, max_pixels: int) -> Any:
-    """
-    Return a picture as pillow's image, decoded.
-
-    Raises:
-        DataError: it has too many pixels, is broken or animated, or is not upright: libraries differ in whether they
-            turn a picture by its EXIF orientation, so an engine and a trainer could see different pixels.
-    """
-    from PIL import Image
-    from PIL.Image import DecompressionBombError, DecompressionBombWarning
-
-    name = f"picture {picture.key[:12]} ({picture.media_type})"
-    try:
-        image = Image.open(io.BytesIO(picture.data), formats=_FORMATS)
-        if problem := _find_problem(image, max_pixels):
-            raise DataError(f"{name} {problem}")  # noqa: TRY301 - beside the other faults of a picture
-        image.load()
-    except DataError:
-        raise
-    except (DecompressionBombError, DecompressionBombWarning) as error:
-        raise DataError(f"{name} has more pixels than the {max_pixels} of max_picture_pixels") from error
-    except Exception as error:  # decoders raise anything on broken files
-        raise DataError(f"{name} is broken: {_one_line(error)}") from error
-    return image
-
-
-def _find_problem(image: Any, max_pixels: int) -> str:
-    """Return why an image whose header is read cannot be used; empty if it can."""
-    if image.width * image.height > max_pixels:
-        return f"has {image.width} x {image.height} pixels, more than the {max_pixels} of max_picture_pixels"
-    if getattr(image, "n_frames", 1) > 1:
-        return f"has {image.n_frames} frames; give one of them"
-    turned = image.getexif().get(_ORIENTATION, 1)
-    if turned not in (0, 1):
-        return f"has the EXIF orientation {turned}: turn its pixels, and remove the mark"
-    return ""
 
 
 def _one_line(error: BaseException) -> str:

@@ -7,7 +7,6 @@ are imported when they are needed.
 
 from __future__ import annotations
 
-import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from turnwise.errors import ConfigError, DataError
+from turnwise.media import decode_picture
 from turnwise.types import Picture, PlacedPicture, TokenArray
 from turnwise_engine_support.error_lines import engine_errors, error_line
 from turnwise_engine_support.model_directory import read_whole_config
@@ -123,15 +123,11 @@ class PictureReader:
             return arrays
 
     def _compute(self, picture: Picture) -> PictureArrays:
-        from PIL import Image, ImageOps
-
+        image = decode_picture(picture).convert("RGB")  # as transformers itself does
         try:
-            with Image.open(io.BytesIO(picture.data)) as opened:
-                # As transformers itself loads an image: turned as its EXIF data says, and without transparency.
-                image = ImageOps.exif_transpose(opened).convert("RGB")
             found = self._processor(images=[image], return_tensors="pt")
         except Exception as error:
-            raise DataError(f"the picture {picture.key[:12]} cannot be read: {error_line(error)}") from error
+            raise DataError(f"the processor refuses picture {picture.key[:12]}: {error_line(error)}") from error
         grid = found["image_grid_thw"][0]
         num_tokens = int(grid.prod()) // self._processor.merge_size**2
         return PictureArrays(pixel_values=found["pixel_values"], grid=grid, num_tokens=num_tokens)

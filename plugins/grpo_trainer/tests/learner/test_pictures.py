@@ -27,7 +27,8 @@ from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.picture_rows import add_pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows
 from turnwise_grpo_trainer.processes.trainers import export
-from turnwise_testing.references.vision_reference import VisionReference, draw_picture, randomize_weights
+from turnwise_testing.inputs.vision import draw_picture
+from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
 from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from turnwise.media import Picture, find_picture
 from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
 
@@ -151,8 +153,20 @@ def make_picture(width: int = 32, height: int = 32, color: str = "red", form: st
     """Return a picture of one color."""
     from PIL import Image
 
+    return _encode(Image.new("RGB", (width, height), color), form)
+
+
+def draw_picture(seed: int, height: int = 24, width: int = 24, form: str = "PNG") -> Picture:
+    """Return a picture of random blocks of colour; `form` is a format of pillow."""
+    from PIL import Image
+
+    blocks = Image.fromarray(np.random.default_rng(seed).integers(0, 255, (3, 3, 3), dtype=np.uint8))
+    return _encode(blocks.resize((width, height), Image.Resampling.NEAREST), form)
+
+
+def _encode(image: Any, form: str) -> Picture:
     file = io.BytesIO()
-    Image.new("RGB", (width, height), color).save(file, form)
+    image.save(file, form)
     return find_picture(file.getvalue(), f"image/{form.lower()}")
 
 

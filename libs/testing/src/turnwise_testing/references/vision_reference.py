@@ -36,16 +36,6 @@ def randomize_weights(model: Any) -> Any:
     return model
 
 
-def draw_picture(seed: int, height: int = 24, width: int = 24, kind: str = "PNG") -> Picture:
-    """Return a picture of random blocks of colour; `kind` is a format of pillow."""
-    from PIL import Image
-
-    blocks = np.random.default_rng(seed).integers(0, 255, (3, 3, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST).save(buffer, kind)
-    return Picture(data=buffer.getvalue(), media_type=f"image/{kind.lower()}")
-
-
 @define(eq=False)
 class VisionReference(TransformersReference):
     """The reference of a model directory with an image processor."""

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from measurement import describe_machine
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from turnwise.protocols import Resources
 from turnwise.types import GenerateRequest, GenerateResult, SamplingParams
@@ -32,6 +32,7 @@ from turnwise_moe_routes.forcing import RouteForcer
 from turnwise_moe_routes.layers import find_expert_layers
 from turnwise_moe_routes.recording import RouteRecorder
 from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
+from turnwise_testing.references.reference_model import mixture_config, randomize_matrices
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
 Sampled = Sequence[tuple[NDArray[np.int32], GenerateResult]]
@@ -40,24 +41,17 @@ Sampled = Sequence[tuple[NDArray[np.int32], GenerateResult]]
 def make_model(folder: Path) -> Path:
     """Write a random mixture of experts whose distributions are far from uniform."""
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=1000,
+    config = mixture_config(
+        1000,
         hidden_size=128,
-        intermediate_size=128,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=32,
         num_experts=32,
         num_experts_per_tok=4,
         moe_intermediate_size=64,
-        norm_topk_prob=True,
     )
-    model = Qwen3MoeForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" not in name:
-                weight.normal_(0, 0.05 if "lm_head" in name else 0.1)
+    # transformers leaves the constructor without types
+    model = randomize_matrices(Qwen3MoeForCausalLM(config), 0.1, {"lm_head": 0.05})  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     return folder
 

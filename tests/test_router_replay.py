@@ -10,8 +10,9 @@ from test_distillation import episodes_of, refused
 from training_site import make_site, steps_of, train
 
 from turnwise_calculator_demo import model_dir
-from turnwise_moe_routes.recording import RouteRecorder
+from turnwise_moe_routes.recording import record_routes
 from turnwise_moe_routes.shapes import COLUMN, read_shape
+from turnwise_testing.references.reference_model import mixture_config, randomize_matrices
 
 RAY = pytest.param(("runtime=ray", "runtime.num_workers=2"), marks=[pytest.mark.slow, pytest.mark.ray], id="ray")
 SHARDED = pytest.param(("train.sharding.num_processes=2",), marks=[pytest.mark.slow, pytest.mark.ray], id="sharded")
@@ -29,31 +30,18 @@ SHORT = ("model.path=mixture", "train.num_steps=2", "train.checkpoint.every=0", 
 def make_mixture(folder: Path) -> Path:
     """Write a random mixture of experts with the tokenizer of the calculator's model, whose routers are undecided."""
     import torch
-    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import AutoTokenizer, Qwen3MoeForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir())
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
+    config = mixture_config(
+        len(tokenizer),
         max_position_embeddings=256,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = Qwen3MoeForCausalLM(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" not in name:
-                weight.normal_(0, 0.02 if "gate.weight" in name else 0.2)
+    model = randomize_matrices(Qwen3MoeForCausalLM(config), 0.2, {"gate.weight": 0.02})
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -70,7 +58,6 @@ def site(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("way", [pytest.param((), id="local"), FSDP, RAY, SHARDED])
 def test_a_training_by_the_command_line(site: Path, way: tuple[str, ...]) -> None:
     """The files have the routes of the model that sampled, and the trainer's probabilities are the engine's."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     out = train(site, "out", *ENGINE, *SHORT, *REPLAY, *way)
@@ -78,14 +65,10 @@ def test_a_training_by_the_command_line(site: Path, way: tuple[str, ...]) -> Non
     model = AutoModelForCausalLM.from_pretrained(site / "mixture").eval()
     shape = read_shape(site / "mixture")
     assert shape is not None
-    recorder = RouteRecorder(shape)
-    recorder.attach(model)
     for episode in episodes_of(out, 1)[:3]:
         (record,) = episode.trajectories
-        with torch.no_grad(), recorder.recording() as found:
-            model(input_ids=torch.from_numpy(record.input_ids.astype(np.int64))[None])
         routes = record.column(COLUMN)
-        np.testing.assert_array_equal(np.sort(routes[:-1]), np.sort(found.routes()[:-1]))
+        np.testing.assert_array_equal(np.sort(routes[:-1]), np.sort(record_routes(model, record.input_ids, shape)[:-1]))
         assert (routes[-1] == -1).all()
     measured = [line for line in steps_of(out) if "reward/mean" in line]
     assert len(measured) == 2

@@ -143,7 +143,7 @@ def test_replay_follows_the_engine(kind, seed, noise, data):
 
 
 def test_a_copy_records_by_itself(model, shape):
-    """A deep copy has the hooks; a recording has the passes of its own thread and no others."""
+    """A deep copy has the hooks; a recording has only the passes of its own thread."""
     recorder = RouteRecorder(shape)
     recorder.attach(model)
     twin = copy.deepcopy(model)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeForCausalLM
 
 from turnwise import EpisodeResult, ModelSpec, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise_moe_routes.shapes import read_shape
+from turnwise_testing.references.reference_model import mixture_config, randomize_matrices
 
 VOCABULARY = 40
 
@@ -16,25 +17,8 @@ VOCABULARY = 40
 def model_dir(tmp_path_factory):
     """The directory of a model of three layers, the first of which has no experts."""
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        num_experts=6,
-        num_experts_per_tok=2,
-        moe_intermediate_size=12,
-        mlp_only_layers=[0],
-        norm_topk_prob=True,
-    )
-    model = Qwen3MoeForCausalLM(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" not in name:
-                weight.normal_(0, 0.3)
+    config = mixture_config(VOCABULARY, hidden_size=16, num_experts=6, moe_intermediate_size=12, mlp_only_layers=[0])
+    model = randomize_matrices(Qwen3MoeForCausalLM(config), 0.3)
     folder = tmp_path_factory.mktemp("mixture")
     model.save_pretrained(folder)
     return folder

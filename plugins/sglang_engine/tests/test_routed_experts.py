@@ -101,23 +101,11 @@ def test_the_real_sglang(tmp_path):
     import torch
     import transformers
 
-    from turnwise_moe_routes.recording import RouteRecorder
+    from turnwise_moe_routes.recording import record_routes
     from turnwise_moe_routes.shapes import read_shape
-    from turnwise_testing.references.reference_model import save_random_model
+    from turnwise_testing.references.reference_model import mixture_config, save_random_model
 
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        norm_topk_prob=True,
-    )
+    config = mixture_config(VOCAB_SIZE, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=64)
     path = save_random_model(config, tmp_path)
     engine = SglangEngine(
         SglangConfig(model=path, max_context=512, num_threads=1, enable_return_routed_experts=True), Resources()
@@ -129,10 +117,7 @@ def test_the_real_sglang(tmp_path):
         return [(simple_request(), first), (longer, await running.generate(longer))]
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    recorder = RouteRecorder(read_shape(path))
-    recorder.attach(model)
     for request, result in run_scenario(engine, scenario, 600):
-        with torch.no_grad(), recorder.recording() as found:
-            model(input_ids=torch.tensor([[*map(int, request.token_ids), *map(int, result.token_ids)]]))
-        equal = np.sort(result.columns[COLUMN][:-1]) == np.sort(found.routes()[:-1])
+        routes = record_routes(model, [*request.token_ids, *result.token_ids], read_shape(path))
+        equal = np.sort(result.columns[COLUMN][:-1]) == np.sort(routes[:-1])
         assert equal.mean() > 0.99

@@ -11,7 +11,7 @@ from attrs import evolve
 from turnwise.errors import ConfigError
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason
-from turnwise_moe_routes.recording import RouteRecorder
+from turnwise_moe_routes.recording import record_routes
 from turnwise_moe_routes.shapes import COLUMN, find_shape, read_shape
 from turnwise_testing.engines.scenarios import CONTEXT, VOCAB_SIZE
 from turnwise_testing.references.dense import visibility
@@ -60,18 +60,8 @@ def serve_routes(serve, mixture):
 @pytest.fixture
 def expected_routes(mixture):
     """A function that returns (n, layers, top_k) routes of ids by a plain forward pass."""
-    model = load(mixture)
-
-    def forward(token_ids, model=model, **layout):
-        recorder = RouteRecorder(find_shape(model.config.to_dict()))
-        handles = recorder.attach(model)
-        with torch.no_grad(), recorder.recording() as found:
-            model(input_ids=torch.tensor([[*map(int, token_ids)]]), use_cache=False, **layout)
-        for handle in handles:
-            handle.remove()
-        return found.routes()
-
-    return forward
+    model, shape = load(mixture), read_shape(mixture)
+    return lambda token_ids, model=model, **layout: record_routes(model, token_ids, shape, **layout)
 
 
 def load(directory):

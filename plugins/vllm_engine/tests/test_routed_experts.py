@@ -110,23 +110,11 @@ def test_the_real_vllm(tmp_path):
     import torch
     import transformers
 
-    from turnwise_moe_routes.recording import RouteRecorder
+    from turnwise_moe_routes.recording import record_routes
     from turnwise_moe_routes.shapes import read_shape
-    from turnwise_testing.references.reference_model import save_random_model
+    from turnwise_testing.references.reference_model import mixture_config, save_random_model
 
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        norm_topk_prob=True,
-    )
+    config = mixture_config(VOCAB_SIZE, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=64)
     path = save_random_model(config, tmp_path)
     engine = VllmEngine(
         VllmConfig(model=path, max_context=512, kv_cache_bytes=64 << 20, enable_return_routed_experts=True),
@@ -138,9 +126,6 @@ def test_the_real_vllm(tmp_path):
         return
     result = run_scenario(engine, lambda running: running.generate(simple_request()), 300)
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    recorder = RouteRecorder(read_shape(path))
-    recorder.attach(model)
-    with torch.no_grad(), recorder.recording() as found:
-        model(input_ids=torch.tensor([[*map(int, simple_request().token_ids), *map(int, result.token_ids)]]))
-    equal = np.sort(result.columns["routed_experts"][:-1]) == np.sort(found.routes()[:-1])
+    routes = record_routes(model, [*simple_request().token_ids, *result.token_ids], read_shape(path))
+    equal = np.sort(result.columns["routed_experts"][:-1]) == np.sort(routes[:-1])
     assert equal.mean() > 0.9  # a GPU rounds otherwise

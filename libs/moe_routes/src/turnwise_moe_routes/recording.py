@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import define, field
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -70,6 +71,30 @@ class RouteRecorder:
             yield found
         finally:
             _RUNNING.reset(token)
+
+
+def record_routes(model: Any, token_ids: Sequence[int] | NDArray[np.int32], shape: RouteShape, **inputs: Any) -> Routes:
+    """
+    Return the routes of one forward pass.
+
+    Args:
+        model: of transformers.
+        token_ids: (n,) ids of one row.
+        shape: of the model's routes.
+        inputs: further arguments of the pass.
+
+    Returns:
+        (n, num_layers, top_k).
+    """
+    recorder = RouteRecorder(shape)
+    handles = recorder.attach(model)
+    try:
+        with torch.no_grad(), recorder.recording() as found:
+            model(input_ids=torch.tensor([[*map(int, token_ids)]]), use_cache=False, **inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found.routes()
 
 
 def _make_hook(number: int) -> Callable[..., None]:

@@ -7,8 +7,9 @@ Needs torch and transformers, which are imported when a reference is made.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +42,44 @@ def save_random_model(config: Any, directory: Path) -> Path:
                 weight.mul_(8.0)
     model.save_pretrained(directory)
     return directory
+
+
+def mixture_config(vocab_size: int, **changes: Any) -> Any:
+    """Return the config of a Qwen3 with three layers of 8 experts, of which a token runs two."""
+    from transformers import Qwen3MoeConfig
+
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    }
+    return Qwen3MoeConfig(**{"vocab_size": vocab_size, **sizes, **changes})
+
+
+def randomize_matrices(model: Any, std: float, others: Mapping[str, float] = MappingProxyType({})) -> Any:
+    """
+    Draw all weights but the norms anew, and return the model.
+
+    Args:
+        model: of torch; its generator draws.
+        std: standard deviation of the weights.
+        others: the same of weights whose names contain a text.
+    """
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" not in name:
+                weight.normal_(0, next((other for part, other in others.items() if part in name), std))
+    return model
 
 
 def random_qwen3(vocab_size: int, seed: int = 0) -> Any:

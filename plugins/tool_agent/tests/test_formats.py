@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from conversations import add
 
 from turnwise import Registry, Resources
 from turnwise_chat_templates.template import ChatTemplate
@@ -18,17 +19,6 @@ from turnwise_testing.probes.agent import AgentProbe, make_task, probe_resources
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_parsers import register_tool_parsers
-
-
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: First.
-        b: Second.
-    """
-    return a + b
 
 
 def kimi(call_id, body='{"a": 1, "b": 2}'):

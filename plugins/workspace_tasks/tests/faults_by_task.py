@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field, frozen
@@ -15,11 +15,10 @@ from attrs import define, field, frozen
 from turnwise import Registry, Resources, hookimpl
 from turnwise.config.parts import Choice
 from turnwise.errors import InfrastructureError
+from turnwise_testing.probes.faulty_workspaces import PassingBackend, PassingWorkspace, hang_with
 from turnwise_workspaces import (
-    Capabilities,
     Command,
     ExecResult,
-    Orphan,
     Workspace,
     WorkspaceBackend,
     WorkspaceSpec,
@@ -46,18 +45,10 @@ class FaultsConfig:
 
 
 @define(eq=False)
-class FaultsByTask:
+class FaultsByTask(PassingBackend):
     """Starts workspaces with faults."""
 
-    inner: WorkspaceBackend
     tries: Counter[str] = field(factory=Counter)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
-    def check(self, spec: WorkspaceSpec) -> None:
-        self.inner.check(spec)
 
     async def start(self, spec: WorkspaceSpec) -> Workspace:
         fault, name = (spec.files.get(path, b"").decode() for path in ("fault", "name"))
@@ -67,24 +58,14 @@ class FaultsByTask:
             raise InfrastructureError("no machine is free")
         workspace = await self.inner.start(spec)
         if fault.startswith("boot_hangs") and not is_over:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await workspace.close()
+            await hang_with(workspace)
         return FaultyWorkspace(workspace, fault)
-
-    async def find_orphans(self) -> Sequence[Orphan]:
-        return await self.inner.find_orphans()
-
-    async def reap(self) -> Sequence[Orphan]:
-        return await self.inner.reap()
 
 
 @define(eq=False)
-class FaultyWorkspace:
+class FaultyWorkspace(PassingWorkspace):
     """A workspace with one fault."""
 
-    inner: Workspace
     fault: str
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
@@ -95,24 +76,12 @@ class FaultyWorkspace:
             return await self.inner.exec(command, on_output)
         return await self.inner.exec(command, lambda data: kill_first_process(self.inner) if READY in data else None)
 
-    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
-        return await self.inner.read(path, max_bytes=max_bytes, offset=offset)
-
-    async def write(self, path: str, data: bytes) -> None:
-        await self.inner.write(path, data)
-
-    async def end_processes(self) -> None:
-        await self.inner.end_processes()
-
     async def close(self) -> None:
         if self.fault == "close_hangs":
             await asyncio.Event().wait()
         if self.fault == "close_fails":
             raise OSError("the machine does not answer")
         await self.inner.close()
-
-    def kill(self) -> None:
-        self.inner.kill()
 
 
 def kill_first_process(workspace: Any) -> None:

@@ -116,19 +116,35 @@ class Faults:
 
 
 @define(eq=False)
-class FaultyBackend:
-    """
-    A backend with faults around another one.
+class PassingWorkspace:
+    """Passes every call on to the workspace inside; a subclass adds faults."""
 
-    Attributes:
-        inner: starts the workspaces.
-        faults: of this one.
-        num_calls: calls of `start`.
-    """
+    inner: Workspace
+
+    async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
+        return await self.inner.exec(command, on_output)
+
+    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
+        return await self.inner.read(path, max_bytes=max_bytes, offset=offset)
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self.inner.write(path, data)
+
+    async def end_processes(self) -> None:
+        await self.inner.end_processes()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def kill(self) -> None:
+        self.inner.kill()
+
+
+@define(eq=False)
+class PassingBackend:
+    """Passes every call on to the backend inside; a subclass adds faults."""
 
     inner: WorkspaceBackend
-    faults: Faults
-    num_calls: int = field(default=0, init=False)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -138,16 +154,7 @@ class FaultyBackend:
         self.inner.check(spec)
 
     async def start(self, spec: WorkspaceSpec) -> Workspace:
-        self.num_calls += 1
-        if self.num_calls <= self.faults.failing_starts:
-            raise InfrastructureError("no machine is free")
-        workspace = await self.inner.start(spec)
-        if self.num_calls <= self.faults.failing_starts + self.faults.hanging_starts:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await workspace.close()
-        return _FaultyWorkspace(workspace, self.faults)
+        return await self.inner.start(spec)
 
     async def find_orphans(self) -> Sequence[Orphan]:
         return await self.inner.find_orphans()
@@ -156,35 +163,53 @@ class FaultyBackend:
         return await self.inner.reap()
 
 
+async def hang_with(workspace: Workspace) -> None:
+    """Wait until cancelled, as a start that does not end, and close the workspace then."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await workspace.close()
+
+
 @define(eq=False)
-class _FaultyWorkspace:
-    _inner: Workspace
-    _faults: Faults
+class FaultyBackend(PassingBackend):
+    """
+    A backend with faults around another one.
+
+    Attributes:
+        faults: of this one.
+        num_calls: calls of `start`.
+    """
+
+    faults: Faults
+    num_calls: int = field(default=0, init=False)
+
+    async def start(self, spec: WorkspaceSpec) -> Workspace:
+        self.num_calls += 1
+        if self.num_calls <= self.faults.failing_starts:
+            raise InfrastructureError("no machine is free")
+        workspace = await self.inner.start(spec)
+        if self.num_calls <= self.faults.failing_starts + self.faults.hanging_starts:
+            await hang_with(workspace)
+        return _FaultyWorkspace(workspace, self.faults)
+
+
+@define(eq=False)
+class _FaultyWorkspace(PassingWorkspace):
+    faults: Faults
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
-        if self._faults.exec_hangs:
+        if self.faults.exec_hangs:
             await asyncio.Event().wait()
-        if self._faults.exec_raises:
+        if self.faults.exec_raises:
             raise RuntimeError("a mistake in a backend")
-        if self._faults.exec_loses:
-            await self._inner.close()
-        return await self._inner.exec(command, on_output)
-
-    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
-        return await self._inner.read(path, max_bytes=max_bytes, offset=offset)
-
-    async def write(self, path: str, data: bytes) -> None:
-        await self._inner.write(path, data)
-
-    async def end_processes(self) -> None:
-        await self._inner.end_processes()
+        if self.faults.exec_loses:
+            await self.inner.close()
+        return await self.inner.exec(command, on_output)
 
     async def close(self) -> None:
-        if self._faults.close_hangs:
+        if self.faults.close_hangs:
             await asyncio.Event().wait()
-        if self._faults.close_fails:
+        if self.faults.close_fails:
             raise OSError("the machine does not answer")
-        await self._inner.close()
-
-    def kill(self) -> None:
-        self._inner.kill()
+        await self.inner.close()

@@ -177,7 +177,7 @@ def _memory(roots: Sequence[psutil.Process]) -> float:
 
 
 def variants(backends: Sequence[str], sizes: Sizes) -> Mapping[str, Callable[[], Awaitable[Figures]]]:
-    """Return what is measured, by name; `SystemExit` for a backend that this machine cannot run."""
+    """Return the variants to measure, by name; `SystemExit` for a backend that this machine cannot run."""
     found: dict[str, Callable[[], Awaitable[Figures]]] = {}
     if "bubblewrap" in backends:
         boxes = BubblewrapBackend(BubblewrapConfig(), Resources())

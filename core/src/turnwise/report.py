@@ -22,7 +22,7 @@ class Report:
         title: of one line or a few, such as the command.
         text: the rest, at most `MAX_CHARACTERS` characters in a result.
         facts: short texts and numbers by name, such as an exit code or seconds.
-        failed: what it describes failed.
+        failed: whether the command or the test of the report failed.
         num_turns: turns of the model before it; the episode sets it.
     """
 

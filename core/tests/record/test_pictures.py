@@ -12,6 +12,7 @@ from turnwise.episode.records import EpisodeRecords
 from turnwise.episode.setup import Limits, apply_prompt_policy
 from turnwise.errors import BudgetExhausted, ConfigError, DataError, InvariantError, TrajectoryError
 from turnwise.media import find_picture, picture_part, read_picture, read_picture_part
+from turnwise.options import PromptPolicy
 from turnwise.record.invariants import check_lineage, check_trajectory
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.pictures import places, take_pictures
@@ -105,14 +106,14 @@ class TestPlaces:
             assert all(a.picture is b.picture for a, b in zip(copy.pictures, record.pictures, strict=True))
 
     @given(picture_scripts(), st.integers(1, 12), st.sampled_from(["truncate_left", "truncate_right"]))
-    def test_prompt_policy_keeps_pictures_whole(self, script: Script, limit: int, policy: str):
+    def test_prompt_policy_keeps_pictures_whole(self, script: Script, limit: int, policy: PromptPolicy):
         """
         A prompt that is cut at either end has whole pictures only.
         """
         prompt = Trajectory(script.build(0).prompt_ids) if not script.pictures else script.build(0)
         given_ids = MediaTokens(token_ids=prompt.input_ids, pictures=prompt.pictures)
         task = Task(messages=({"role": "user", "content": ""},), uid="t")
-        limits = Limits(prompt_length=limit, prompt_policy=policy)  # type: ignore[arg-type]
+        limits = Limits(prompt_length=limit, prompt_policy=policy)
         kept = apply_prompt_policy(given_ids, task, limits)
         assert isinstance(kept, MediaTokens)
         assert len(kept) <= limit

@@ -1,4 +1,4 @@
-"""Pictures in rows of files: their bytes in the messages of tasks, and lines for those that cannot be read."""
+"""Pictures in rows of files: their bytes in the messages of tasks, and one line for each that cannot be read."""
 
 import json
 

@@ -221,7 +221,7 @@ async def _step_to_end(episode: LiveEpisode, agent: Agent) -> Outcome:
     except Exception as error:  # noqa: BLE001 - classified, and kept in the result
         outcome = _classify(error, episode.timer.activity)
         if episode.timer.aborting and outcome.fault is not None and outcome.fault.owner == "infra":
-            # What the stop itself has cut short, such as the start of a workspace, is no failure.
+            # A stop that cuts something short, such as the start of a workspace, causes no failure.
             outcome = _classify(episode.timer.stop_signal(), episode.timer.activity)
         return evolve(outcome, limit=_complete_limit(outcome.limit, episode)) if outcome.limit else outcome
     if episode.counters.num_endings:  # an agent that bounds its requests may have cut the turn that called the tool

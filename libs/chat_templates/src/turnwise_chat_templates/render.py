@@ -167,7 +167,7 @@ class Renderer:
 
     @cached_property
     def _takes_parts_alone(self) -> bool:
-        """Whether the template shows a content only if it is a list of parts, as that of Idefics3."""
+        """Whether the template shows a content only if it is a list of parts; the template of Idefics3 does."""
         texts = []
         for message in (_PROBE, _with_parts(_PROBE)):
             try:

@@ -218,9 +218,7 @@ async def check_first_prompt_is_that_of_the_record(probe: AgentProbe) -> None:
         for record in run.result.trajectories[:1]:
             begun = record.input_ids[: record.num_prompt_tokens]
             told_ids = told.token_ids if isinstance(told, MediaTokens) else told
-            expect_equal(
-                list(begun), list(told_ids), "prompt of the first record, and the one that `first_prompt` tells"
-            )
+            expect_equal(list(begun), list(told_ids), "prompt of the first record, and the result of `first_prompt`")
 
 
 @_check

@@ -213,7 +213,7 @@ class Session:
     def _break_circles(self) -> None:
         """Let the memory of a closed session be free without a garbage collection, for which all calls would wait."""
         self.book.forget_conversations()
-        self.door.fail = self.tools.fail = self.tools.finish = do_nothing  # nobody reads the error now
+        self.door.fail = self.tools.fail = self.tools.finish = do_nothing  # an error has no reader now
         self.others.admit = self.door.check_open
         for refusal in filter(None, (self.exhausted, self.refused)):
             refusal.__traceback__ = None  # its frames refer to the session

@@ -96,7 +96,7 @@ def _check_run(setup: TrainSetup, manager: RolloutManager, *, is_new: bool) -> N
     """Raise `ConfigError` for what the parts of the run exclude, before anything is loaded."""
     if setup.run.runtime.name == "local":  # a runtime of other processes knows its engine once it has started
         setup.check_replays(manager.capabilities)
-    if is_new:  # a training that has begun has measured them
+    if is_new:  # a resumed training measured them at its start
         manager.check_prompts(setup.tasks)
         held_out = setup.validation_tasks[: setup.train.validation.limit]
         manager.check_prompts(held_out, key="data.validation_path")

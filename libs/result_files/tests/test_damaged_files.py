@@ -138,3 +138,18 @@ def test_damaged_metrics_only_lose_the_time(tmp_path, metrics):
     """A run is resumed without the seconds of its earlier parts."""
     (tmp_path / "metrics.json").write_text(metrics)
     assert earlier_run(tmp_path, [spec_of()], None).wall_s is None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_first_changed_task_is_named(tmp_path, order):
+    """Episodes end in any order, and the error names the first changed row of the data set in each."""
+
+    def spec(row, text):
+        task = Task(messages=({"role": "user", "content": text},), uid=f"u{row}", sample_index=row)
+        return EpisodeSpec(task=task, agent_name="a", sampling=SamplingParams())
+
+    begun = [UnfinishedEpisode(spec=spec(row, "x"), started=True) for row in order]
+    save_unfinished(tmp_path / "unfinished.jsonl", begun)
+
+    with pytest.raises(DataError, match=r"row 1 has changed since episode 'u1/0' ran"):
+        earlier_run(tmp_path, [spec(0, "x"), spec(1, "y"), spec(2, "y")], None)

@@ -200,7 +200,8 @@ def test_lines_end_where_the_text_has_their_ends(tmp_path, look, width, whole):
     record.add_action(ids, [-0.1] * len(ids))
     run = write_run(tmp_path, [build_episode(trajectories=(record,))])
     page = look(run, place="0/episode?key=task-0000/0&view=tokens")
-    page.wait_for_selector('[data-i="0"]')
+    # The first chunk is there at once; the browser reports which others are near after it has painted.
+    page.wait_for_selector(".chunk:nth-child(4) [data-i]")
 
     last = page.locator(".chunk").evaluate_all("all => all.map(each => each.lastElementChild?.textContent ?? '')")
     ends = [each.endswith("⏎\n") for each in last if each][:-1]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from turnwise_chat_templates.probe import common_start, excerpt
-from turnwise_chat_templates.render import HeadCache, HuggingFaceTokenizer
+from turnwise_chat_templates.render import HuggingFaceTokenizer, PromptCache
 from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -39,13 +39,38 @@ class TestByteTokenizer:
         assert byte_tokenizer(None, [], eos_token=None).eos_token_id is None
 
 
-class TestHeadCache:
-    """Beginnings that prompts share are encoded once."""
+class TestPromptCache:
+    """Equal prompts are encoded once, and so are the beginnings that prompts share."""
+
+    def test_equal_prompts_are_encoded_once(self):
+        """The samples of a group share an encoding, and none can change another's ids."""
+        encoded = []
+
+        class Counting(HuggingFaceTokenizer):
+            def encode(self, text):
+                encoded.append(text)
+                return super().encode(text)
+
+        cache = PromptCache(Counting(TOKENIZER))
+        texts = [f"<|im_start|>{index}" for index in range(5)]
+        for text in [text for text in texts for _sample in range(8)]:
+            ids = cache.encode(text)
+            assert TOKENIZER.encode(text) == ids.tolist()
+            ids[:] = 0
+        assert texts == encoded
+
+    def test_keeps_few_prompts(self):
+        """The oldest prompt is dropped when there are too many."""
+        cache = PromptCache(HuggingFaceTokenizer(TOKENIZER))
+        texts = [f"<|im_start|>{index}" for index in range(cache.max_prompts + 3)]
+        for text in texts:
+            cache.encode(text)
+        assert texts[3:] == list(cache._prompts)
 
     @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), CONTENTS), max_size=6))
     def test_ids_are_those_of_the_whole(self, prompts):
         """In any order, the ids equal an encoding without memory."""
-        cache = HeadCache(HuggingFaceTokenizer(TOKENIZER))
+        cache = PromptCache(HuggingFaceTokenizer(TOKENIZER))
         systems = ["<|im_start|>" + str(index) * 600 + "<|im_end|>\n" for index in range(3)]
         for index, content in prompts:
             text = f"{systems[index]}<|im_start|>{content}"
@@ -53,7 +78,7 @@ class TestHeadCache:
 
     def test_learns_few_heads(self):
         """The oldest head is dropped when there are too many; short ones are not worth it."""
-        cache = HeadCache(HuggingFaceTokenizer(TOKENIZER))
+        cache = PromptCache(HuggingFaceTokenizer(TOKENIZER))
         for text in [text for index in range(12) for text in (f"{index:600d}<|im_end|>a", f"{index:600d}<|im_end|>b")]:
             cache.encode(text)
         cache.encode("short<|im_end|>")
@@ -62,16 +87,17 @@ class TestHeadCache:
 
     def test_keeps_no_long_texts(self):
         """Texts beyond a bound are encoded once, and none of them is kept."""
-        cache = HeadCache(HuggingFaceTokenizer(TOKENIZER))
+        cache = PromptCache(HuggingFaceTokenizer(TOKENIZER))
         for end in "ab":
             text = "x" * cache.max_chars + "<|im_end|>" + end
             assert TOKENIZER.encode(text) == cache.encode(text).tolist()
         assert not cache._heads
+        assert not cache._prompts
         assert cache._last == ""
 
     def test_threads_share_a_cache(self):
         """Several threads that learn heads at once get the ids of the whole texts."""
-        cache = HeadCache(HuggingFaceTokenizer(TOKENIZER))
+        cache = PromptCache(HuggingFaceTokenizer(TOKENIZER))
         texts = [f"{index:600d}<|im_end|>{end}" for index in range(40) for end in "ab"]
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(lambda text: cache.encode(text).tolist(), texts))
@@ -81,7 +107,7 @@ class TestHeadCache:
         """A special token that changes the text before it makes no head."""
         tokenizer = byte_tokenizer()
         tokenizer.add_tokens([AddedToken("<|left|>", lstrip=True, special=True)], special_tokens=True)
-        cache = HeadCache(HuggingFaceTokenizer(tokenizer))
+        cache = PromptCache(HuggingFaceTokenizer(tokenizer))
         for end in "ab":
             text = "x" * 600 + "  <|left|>" + end
             assert tokenizer.encode(text) == cache.encode(text).tolist()

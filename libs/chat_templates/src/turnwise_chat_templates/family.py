@@ -30,7 +30,7 @@ from turnwise.protocols import ModelSpec
 from turnwise.types import Message, TokenArray, ToolSchema
 from turnwise_chat_templates.contents import ContentGuard
 from turnwise_chat_templates.loading import generation_stops, load_tokenizer
-from turnwise_chat_templates.render import HeadCache, HuggingFaceTokenizer
+from turnwise_chat_templates.render import HuggingFaceTokenizer, PromptCache
 from turnwise_chat_templates.shown import name_message
 
 
@@ -69,7 +69,7 @@ class FamilyChat(ABC):
     def __init__(self, tokenizer: Any, *, special_tokens: SpecialTokenPolicy = "text") -> None:
         self._tokenizer = HuggingFaceTokenizer(tokenizer)
         self._contents = ContentGuard(self._tokenizer.special_tokens, special_tokens)
-        self._heads = HeadCache(self._tokenizer)
+        self._prompts = PromptCache(self._tokenizer)
         self._stops: tuple[int, ...] = ()
         self._add_stops([*map(self.find_special, (self.turn_end, *self.more_turn_ends)), self._tokenizer.eos_token_id])
 
@@ -148,7 +148,7 @@ class FamilyChat(ABC):
             raise TemplateError("a prompt needs at least one message")
         shown = self._guarded(messages)
         head, num_shown = self.write_head(shown, tools)
-        return self._heads.encode(head + self._write_from(shown, num_shown))
+        return self._prompts.encode(head + self._write_from(shown, num_shown))
 
     def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True) -> TokenArray:
         del with_tools  # tools are before the first message

@@ -292,11 +292,12 @@ def find_unreadable_arguments(messages: Sequence[Message]) -> str:
     return ""
 
 
-class HeadCache:
+class PromptCache:
     """
-    Encodes whole prompts, remembering the ids of the beginnings that they share.
+    Encodes whole prompts, remembering the last ones and the ids of the beginnings that they share.
 
-    With forty tools a prompt is 25 kB of schemas, the same in every episode of a run, and encoding it costs twenty
+    The samples of a group have one prompt, and a data set's prompts are measured before its episodes begin. With forty
+    tools a prompt is 25 kB of schemas, the same in every episode of a run, and encoding it costs twenty
     times its rendering. A head is known by its text and the special token behind it, where a tokenizer splits any
     text; it is kept only if head and rest, encoded one by one, gave the ids of the whole.
     """
@@ -304,23 +305,35 @@ class HeadCache:
     min_chars = 512
     max_chars = 1 << 18
     max_heads = 8
+    max_prompts = 64
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self._tokenizer = tokenizer
         self._heads: dict[str, tuple[int, TokenArray]] = {}
+        self._prompts: dict[str, TokenArray] = {}
         self._last = ""
 
     def encode(self, text: str) -> TokenArray:
         """Return the ids of the text, the same that `HuggingFaceTokenizer.encode` gives."""
         if CUT in text:  # rare, and the head may end in it
             return self._ids(text)
+        known = self._prompts.get(text)
+        if known is not None:
+            return known.copy()
+        ids = self._encode(text)
+        if len(text) <= self.max_chars:  # a longer text is not kept
+            _drop_oldest(self._prompts, self.max_prompts)
+            self._prompts[text] = ids.copy()
+        return ids
+
+    def _encode(self, text: str) -> TokenArray:
         heads = dict(self._heads)  # another thread may change them
         known = max((known for known in heads if text.startswith(known)), key=len, default=None)
         if known is not None:
             num_chars, head_ids = heads[known]
             return np.concatenate((head_ids, self._ids(text[num_chars:])))
         ids = self._ids(text)
-        if len(text) <= self.max_chars:  # a longer text is encoded once, and not kept
+        if len(text) <= self.max_chars:
             self._learn(text, ids)
             self._last = text
         return ids
@@ -336,6 +349,11 @@ class HeadCache:
         head_ids = self._ids(text[:start])
         if not np.array_equal(ids, np.concatenate((head_ids, self._ids(text[start:])))):
             return
-        if len(self._heads) >= self.max_heads:
-            self._heads.pop(next(iter(list(self._heads))), None)
+        _drop_oldest(self._heads, self.max_heads)
         self._heads[text[:end]] = (start, head_ids)
+
+
+def _drop_oldest(entries: dict[str, Any], most: int) -> None:
+    """Make room for one entry more, where other threads change the entries too."""
+    if len(entries) >= most:
+        entries.pop(next(iter(list(entries)), ""), None)

@@ -33,8 +33,8 @@ from turnwise_chat_templates.pictures import Placeholders
 from turnwise_chat_templates.probe import BASE, Plain, with_answer_keys
 from turnwise_chat_templates.render import (
     REASONING_KEYS,
-    HeadCache,
     HuggingFaceTokenizer,
+    PromptCache,
     Renderer,
     content_text,
     find_unreadable_arguments,
@@ -111,7 +111,7 @@ class ChatTemplate:
         self._prover = DeltaProver(self._renderer, self._tokenizer)
         self._placeholders = placeholders
         self._pictures: PictureProver | None = None
-        self._heads = HeadCache(self._tokenizer)
+        self._prompts = PromptCache(self._tokenizer)
         self._shown = ShownMessages(self._renderer)
         self._call_ids = CallIdRules(self._renderer, self._contents.value)
         self._deltas: dict[tuple[str, ...], DeltaTemplate | str] = {}
@@ -160,7 +160,7 @@ class ChatTemplate:
             DataError: a message spells a special token and the policy is `refuse`.
         """
         _refuse_pictures(messages)
-        return self._heads.encode(self._render(messages, tools)[0])
+        return self._prompts.encode(self._render(messages, tools)[0])
 
     def shown_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[Plain]:
         """
@@ -202,7 +202,7 @@ class ChatTemplate:
         pictures, placeholders = self._pictures_of(messages)
         if placeholders is None:
             return self.prompt(messages, tools)
-        return placeholders.encode(self._render(messages, tools)[0], pictures, self._heads.encode)
+        return placeholders.encode(self._render(messages, tools)[0], pictures, self._prompts.encode)
 
     def picture_delta(
         self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True

@@ -61,8 +61,8 @@ def test_every_kind_has_one_suite_with_a_test_of_each_check():
     }
 
     assert suites.keys() == KINDS.keys()
-    # A scorer or a replay needs the run that it serves, so its plugin tests it in trainings.
-    assert set(load(PluginRecipe()).kinds) == {*KINDS, "engines", "tool_parsers", "scorers", "replays"}
+    # A replay needs the model that it changes, so its plugin tests it in trainings.
+    assert set(load(PluginRecipe()).kinds) == {*KINDS, "engines", "tool_parsers", "replays"}
     for kind, suite in [*suites.items(), ("tool_parsers", turnwise_testing.ToolParserSuite)]:
         type("Own", (suite,), {})
         checks = PARSER_CHECKS if kind == "tool_parsers" else checks_of(kind).checks

@@ -48,6 +48,7 @@ def test_every_registry_has_a_kind():
     assert {kind.registry for kind in KINDS.values()} == {
         *REGISTRIES,
         "environments",
+        "scorers",
         "task_sources",
         "workspaces",
         "wrappers",

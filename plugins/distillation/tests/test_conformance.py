@@ -1,9 +1,9 @@
-"""The column and the losses pass the conformance suites."""
+"""The column, the scorer and the losses pass the conformance suites."""
 
 import pytest
 
-from turnwise_distillation.config import ReverseKlConfig, TopkKlConfig
-from turnwise_testing import ColumnSuite, LossSuite
+from turnwise_distillation.config import ReverseKlConfig, TeacherConfig, TopkKlConfig
+from turnwise_testing import ColumnSuite, LossSuite, ScorerSuite
 
 
 class TestTeacherLogprobs(ColumnSuite):
@@ -12,6 +12,19 @@ class TestTeacherLogprobs(ColumnSuite):
     entry_point = "distillation"
     module = "turnwise_distillation"
     registered = "teacher_logprobs"
+
+
+class TestTeacher(ScorerSuite):
+    """The scorer, with the policy itself as the teacher."""
+
+    entry_point = "distillation"
+    module = "turnwise_distillation"
+    registered = "teacher"
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        """Log-probabilities of sampled tokens, and of the most probable ids."""
+        return TeacherConfig(path=tmp_path / "policy", top_k=3, device="cpu")
 
 
 class TestReverseKl(LossSuite):

@@ -89,6 +89,9 @@ from turnwise_testing.suites.parts import (
     RouterSuite as RouterSuite,
 )
 from turnwise_testing.suites.parts import (
+    ScorerSuite as ScorerSuite,
+)
+from turnwise_testing.suites.parts import (
     TaskSourceSuite as TaskSourceSuite,
 )
 from turnwise_testing.suites.parts import (

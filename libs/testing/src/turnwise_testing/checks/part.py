@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
 
-from turnwise.protocols import Chat, Resources
+from turnwise.protocols import Chat, ModelSpec, Resources
 from turnwise_testing.checks.check import Check
 
 
@@ -50,6 +51,15 @@ def chat_resources(_folder: Path) -> Resources:
     return Resources(chat=probe_chat())
 
 
+def vocab_size_of(model: ModelSpec) -> int | None:
+    """Return the number of ids that a model's config declares; None without such a file."""
+    file = model.path and model.path / "config.json"
+    if file is None or not file.is_file():
+        return None
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+
 @frozen(kw_only=True)
 class PartChecks:
     """
@@ -87,6 +97,7 @@ KINDS: Final[Mapping[str, str]] = {
     "reasoning_parsers": "reasoning:REASONING_PARSERS",
     "rewards": "reward:REWARDS",
     "routers": "router:ROUTERS",
+    "scorers": "scorer:SCORERS",
     "task_sources": "task_source:TASK_SOURCES",
     "tools": "tool:TOOLS",
     "weight_transports": "transport:WEIGHT_TRANSPORTS",

@@ -34,7 +34,7 @@ from turnwise_testing.checks.check import CHECK_TIMEOUT_S, Check, promise_of, ru
 from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker
 from turnwise_testing.checks.environment import ENVIRONMENT_CHECKS, GROUP, EnvironmentProbe
 from turnwise_testing.checks.parser import PARSER_CHECKS, ParserProbe
-from turnwise_testing.checks.part import KINDS, Part, checks_of
+from turnwise_testing.checks.part import KINDS, Part, checks_of, vocab_size_of
 from turnwise_testing.checks.wrapper import WRAPPER_CHECKS, WrapperProbe
 from turnwise_testing.probes.agent import probe_chat, probe_resources
 from turnwise_testing.probes.engine import EngineProbe
@@ -187,12 +187,11 @@ def _check_engine(target: _Target) -> Iterator[Outcome]:
 
 def _vocab_size(target: _Target, resources: Resources) -> int | None:
     """Return the size of the model's vocabulary, or of the engine's own; None when neither is known."""
-    file = resources.model.path and resources.model.path / "config.json"
-    if file is None or not file.is_file():
+    known = vocab_size_of(resources.model)
+    if known is None:
         engine: Engine = target.build(resources)
-        return engine.capabilities.vocab_size
-    config = json.loads(file.read_text(encoding="utf-8"))
-    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+        known = engine.capabilities.vocab_size
+    return known
 
 
 def _check_parser(target: _Target) -> Iterator[Outcome]:

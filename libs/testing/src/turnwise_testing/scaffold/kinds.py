@@ -64,6 +64,13 @@ KINDS: Mapping[str, PartKind] = {
     ),
     "reward": PartKind(registry="rewards", label="reward", usage="reward: NAME"),
     "router": PartKind(registry="routers", label="router", usage="router: NAME"),
+    "scorer": PartKind(
+        registry="scorers",
+        label="scorer",
+        usage="train: {scorers: [NAME]}",
+        requires="turnwise-grpo-trainer",
+        needs=("torch", "torch"),
+    ),
     "task_source": PartKind(
         registry="task_sources",
         label="task source",

@@ -215,6 +215,17 @@ class RouterSuite(PartSuite):
     kind = "routers"
 
 
+class ScorerSuite(PartSuite):
+    """
+    The conformance suite of scorers. It needs `turnwise-grpo-trainer[train]`.
+
+    The scorer serves a training of a tiny policy with a tokenizer of bytes, in the folder `policy` of `tmp_path`. It
+    gets a step of episodes without any reward.
+    """
+
+    kind = "scorers"
+
+
 class TaskSourceSuite(PartSuite):
     """
     The conformance suite of task sources. Must be overridden::

@@ -32,6 +32,16 @@ def test_a_row_has_the_task_without_its_solution(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "network"), [("", ""), ("allow_internet = true", ""), ("allow_internet = false", "none")]
+)
+def test_a_task_may_forbid_the_network(text, network, tmp_path):
+    """Without a word the options of the run decide."""
+    folder = write_task(tmp_path / "one", {"task.toml": f"[environment]\n{text}\n"})
+
+    assert read_harbor_task(folder).workspace.network == network
+
+
+@pytest.mark.parametrize(
     ("files", "without", "text"),
     [
         ({}, "instruction.md", "instruction.md: cannot be read: No such file"),

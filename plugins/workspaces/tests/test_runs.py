@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from agent_runs import answers, call, roll_out, write_run
 from boxes import why_no_boxes
@@ -56,6 +58,23 @@ def test_an_agent_works_in_a_box(tmp_path):
 
     assert done.returncode == 0, done.stderr
     check_work(tmp_path)
+
+
+@needs_boxes
+@pytest.mark.parametrize("network", ["none", "host"])
+def test_commands_reach_a_server_of_this_machine_if_the_run_says_so(network, tmp_path):
+    """Only with `network: host`, and a task that forbids it does not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = f"import socket; socket.create_connection(('localhost', {server.getsockname()[1]}), 5); print('in')"
+        work = (call("shell", command=f'/usr/bin/python3 -c "{connect}" 2>&1 | tail -n 1'), "Done.")
+        write_run(tmp_path, work, {"network": network}, [{}, {"workspace": {"network": "none"}}])
+
+        done = roll_out(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    free, closed = (answers(each)[0] for each in sorted(read_results(tmp_path / "out"), key=lambda each: each.uid))
+    assert (free == "in") == (network == "host"), free
+    assert "refused" in closed
 
 
 @pytest.mark.ray

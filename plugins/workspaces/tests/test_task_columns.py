@@ -30,6 +30,17 @@ def test_columns_come_before_the_options():
     assert spec_of().folder == "/workspace"
 
 
+@pytest.mark.parametrize("options", ["none", "host"])
+def test_a_task_has_no_more_of_the_network_than_the_options(options):
+    """It may do without, and cannot ask for the network of the host."""
+    config = WorkspaceToolsConfig(network=options)
+    (tool, *_) = make_tools(config, Resources())
+    for own, expected in (({}, options), ({"network": "none"}, "none"), ({"network": ""}, options)):
+        assert tool.use.spec(Task(messages=(), uid="t", extra={"workspace": own})).network == expected
+    with pytest.raises(InfrastructureError, match="column 'workspace': network"):
+        tool.use.spec(Task(messages=(), uid="t", extra={"workspace": {"network": "host"}}))
+
+
 @pytest.mark.parametrize(
     ("extra", "text"),
     [

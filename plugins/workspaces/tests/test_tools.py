@@ -14,7 +14,8 @@ from turnwise.errors import ConfigError, InfrastructureError, PluginError
 from turnwise.tools.toolbox import ToolBox, tools_by_name
 from turnwise.types import ToolCall
 from turnwise_testing.probes.agent import make_task
-from turnwise_workspaces import Command, ExecResult
+from turnwise_workspaces import Capabilities, Command, ExecResult
+from turnwise_workspaces.bubblewrap import BubblewrapBackend
 from turnwise_workspaces.config import WorkspaceToolsConfig
 from turnwise_workspaces.tools import describe_result, make_tools
 
@@ -148,6 +149,13 @@ def test_bad_options(options, kind, text, tmp_path):
     """Each is an error when the tools are built, before any episode."""
     with pytest.raises(kind, match=text):
         make_tools(WorkspaceToolsConfig(state=str(tmp_path), **options), Resources())
+
+
+def test_a_backend_without_a_network_is_an_error(tmp_path, monkeypatch):
+    """The run ends before any episode, as its commands would fail in each."""
+    monkeypatch.setattr(BubblewrapBackend, "capabilities", Capabilities())
+    with pytest.raises(ConfigError, match="network: the backend 'bubblewrap' knows 'none', not 'host'"):
+        make_tools(WorkspaceToolsConfig(state=str(tmp_path), network="host"), Resources())
 
 
 def test_a_limit_has_a_text():

@@ -57,6 +57,7 @@ def read_harbor_task(folder: Path, image: str = "") -> GradedTask:
         folder=_text(environment, "workdir", path) or recipe.folder,
         folders=_FOLDERS,
         environment=recipe.environment | texts(environment, "env", f"{path}: environment"),
+        network="" if environment.get("allow_internet", True) else "none",
     )
     verifier = section(config, "verifier", path)
     return GradedTask(

@@ -44,6 +44,7 @@ _SHOWN_IN_ETC: Final = (
     *("/etc/alternatives", "/etc/ca-certificates", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
     *("/etc/localtime", "/etc/mime.types", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/terminfo"),
 )
+_OF_NETWORK: Final = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/services")
 _CODE: Final = "/etc/turnwise"
 _MODULES: Final = ("__init__", "files", "messages", "processes", "supervisor")
 _START: Final = (
@@ -69,7 +70,8 @@ class BubblewrapBackend:
     """
     Starts boxes.
 
-    A box has its namespaces for processes, mounts, the network, users and the rest. Its root is read-only and
+    A box has its namespaces for processes, mounts, users and the rest, and for the network too unless the specification
+    says `host`. Its root is read-only and
     shows programs of this machine. The working folder and /tmp are in memory. The first process is a supervisor, and
     the box ends with it, and with the process that started it.
     """
@@ -77,7 +79,7 @@ class BubblewrapBackend:
     config: BubblewrapConfig
     resources: Resources = field(repr=False)
 
-    capabilities = Capabilities(disk_limit=True, mounts=True, programs=True)
+    capabilities = Capabilities(disk_limit=True, mounts=True, programs=True, networks=("none", "host"))
 
     def check(self, spec: WorkspaceSpec) -> None:
         if spec.image:
@@ -89,7 +91,7 @@ class BubblewrapBackend:
             if is_under(folder, (*_SHOWN, "/dev", "/etc", "/proc", "/tmp")):
                 raise ConfigError(f"folder: a box cannot have its working folder at {folder}; choose /workspace")
         for path, source in spec.mounts.items():
-            if is_under(path, (*_SHOWN, *_SHOWN_IN_ETC, _CODE, *_ACCOUNTS)):
+            if is_under(path, (*_SHOWN, *_SHOWN_IN_ETC, *_OF_NETWORK, _CODE, *_ACCOUNTS)):
                 raise ConfigError(f"mounts: {path}: a box shows this machine's there; choose a path such as /opt/agent")
             if os.geteuid() == 0 and (closed := find_closed(source)):
                 text = f"only root may enter {closed}, and boxes have another user; change its mode, or take a copy"
@@ -140,7 +142,9 @@ class BubblewrapBackend:
             raise InfrastructureError("bubblewrap is not installed (Debian, Ubuntu: apt-get install bubblewrap)")
         package = package_files.files("turnwise_workspaces.box")
         code = {name: (package / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
-        data = _ACCOUNTS | {f"{_CODE}/turnwise_workspaces/box/{name}.py": text for name, text in code.items()}
+        on_host = spec.network == "host"
+        own = {path: text for path, text in _ACCOUNTS.items() if not (on_host and path in _OF_NETWORK)}
+        data = own | {f"{_CODE}/turnwise_workspaces/box/{name}.py": text for name, text in code.items()}
         files = [part for path, text in data.items() for part in ("--ro-bind-data", kept.data(text), path)]
         size = str(spec.limits.disk_mb * _MIB)
         return [
@@ -148,9 +152,10 @@ class BubblewrapBackend:
             *("--hostname", "workspace", "--uid", str(_USER), "--gid", str(_USER), "--cap-drop", "ALL", "--clearenv"),
             # In a namespace of users of its making the agent could mount a file system without a bound.
             *("--unshare-user", "--disable-userns"),
+            *(["--share-net"] if on_host else []),
             # On this command line alone: the agent does not see it, and other processes of the machine do.
             *("--setenv", LABEL, str(this_process()), "--setenv", _MARK, mark),
-            *_shown([*_SHOWN, *_SHOWN_IN_ETC, *self.config.readable]),
+            *_shown([*_SHOWN, *_SHOWN_IN_ETC, *(_OF_NETWORK if on_host else ()), *self.config.readable]),
             *files,
             *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"),
             *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", spec.folder),

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from attrs import field, frozen, validators
 
 from turnwise.config.parts import Choice
-from turnwise_workspaces.workspace import Limits
+from turnwise_workspaces.workspace import Limits, Network
 
 USUAL_TOOLS: Final = ("shell", "read_file", "write_file", "edit_file")
 TOOLS: Final = (*USUAL_TOOLS, "submit")
@@ -33,6 +33,8 @@ class WorkspaceConfig:
         mounts: files and folders of this machine that the workspaces show, read-only, by absolute path in them.
         environment: variables of the commands.
         limits: of all processes of a workspace together.
+        network: `none` is a loopback of its own. `host` is this machine's: commands reach the internet, and every
+            server that listens on this machine for its own programs alone.
         boot_s: seconds that a start may take.
         boot_tries: times that a start is tried.
         max_workspaces: at once on a machine, of all processes with the same `state`; further episodes wait.
@@ -50,6 +52,7 @@ class WorkspaceConfig:
     mounts: Mapping[str, Path] = field(factory=dict)
     environment: Mapping[str, str] = field(factory=dict)
     limits: Limits = field(factory=Limits)
+    network: Network = "none"
     boot_s: float = field(default=20.0, validator=_positive)
     boot_tries: int = field(default=2, validator=_at_least_one)
     max_workspaces: int = field(default=64, validator=_at_least_one)

@@ -82,7 +82,13 @@ class ContainersBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(images=True, disk_limit=self.config.disk != "none", mounts=True, programs=True)
+        return Capabilities(
+            images=True,
+            disk_limit=self.config.disk != "none",
+            mounts=True,
+            programs=True,
+            networks=("none", "host"),
+        )
 
     def check(self, spec: WorkspaceSpec) -> None:
         if not spec.image:
@@ -131,7 +137,7 @@ class ContainersBackend:
         }[self.config.disk]
         return [
             *("run", "-d", "--name", name, "--label", f"{LABEL}={this_process()}", "--hostname", "workspace"),
-            *("--network", "none", "--memory", f"{limits.memory_mb}m", "--pids-limit", str(limits.processes)),
+            *("--network", spec.network, "--memory", f"{limits.memory_mb}m", "--pids-limit", str(limits.processes)),
             *("--security-opt", "no-new-privileges", "--stop-signal", "KILL", "--workdir", spec.folder),
             *disk,
             *(part for path, source in spec.mounts.items() for part in ("--volume", f"{source}:{path}:ro")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 from attrs import field, frozen
 
@@ -26,12 +26,15 @@ class TaskWorkspace:
         folder: working folder; empty for the options' own.
         folders: more folders outside of the working folder that the processes can write.
         environment: more variables of the commands.
+        network: `none` for a task whose commands must reach nothing, whatever the options say. No task gives itself
+            more than the options do.
     """
 
     image: str = ""
     folder: str = ""
     folders: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(factory=dict)
+    network: Literal["", "none"] = ""
 
 
 def read_workspace(task: Task) -> TaskWorkspace:

@@ -81,6 +81,7 @@ class WorkspaceUse:
             environment={**config.environment, **own.environment},
             mounts={path: str(source.absolute()) for path, source in config.mounts.items()},
             limits=config.limits,
+            network=own.network or config.network,
             boot_s=config.boot_s,
         )
 
@@ -116,6 +117,9 @@ def make_use(config: WorkspaceConfig, resources: Resources) -> WorkspaceUse:
     spec = use.spec()
     if spec.mounts and not backend.capabilities.mounts:
         raise ConfigError(f"mounts: the backend {config.backend.name!r} has none")
+    if spec.network not in (known := backend.capabilities.networks):
+        values = " or ".join(map(repr, known))
+        raise ConfigError(f"network: the backend {config.backend.name!r} knows {values}, not {spec.network!r}")
     check_mounts(spec)
     backend.check(spec)
     return use

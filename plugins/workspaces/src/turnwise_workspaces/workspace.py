@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, get_args, runtime_checkable
 
 from attrs import field, frozen, validators
 
@@ -43,6 +43,9 @@ class Limits:
     disk_mb: int = field(default=512, validator=validators.ge(1))
 
 
+Network = Literal["none", "host"]
+
+
 @frozen(kw_only=True)
 class WorkspaceSpec:
     """
@@ -57,7 +60,7 @@ class WorkspaceSpec:
         environment: variables of every command, besides the ones of the backend.
         mounts: files and folders of this machine that the workspace shows, read-only, by absolute path in it.
         limits: of the processes together.
-        network: `none` has a loopback and nothing else.
+        network: `none` has a loopback and nothing else; `host` is this machine's, with the servers at its loopback.
         boot_s: seconds from the start until the files are written.
     """
 
@@ -70,7 +73,7 @@ class WorkspaceSpec:
     environment: Mapping[str, str] = field(factory=dict)
     mounts: Mapping[str, str] = field(factory=dict)
     limits: Limits = field(factory=Limits)
-    network: Literal["none"] = field(default="none", validator=validators.in_(("none",)))
+    network: Network = field(default="none", validator=validators.in_(get_args(Network)))
     boot_s: float = field(default=60.0, validator=validators.gt(0.0))
 
 
@@ -212,6 +215,7 @@ class Capabilities:
         snapshots: its workspaces have the methods of `Snapshots`.
         mounts: a specification may have mounts.
         programs: its workspaces have the methods of `Programs`.
+        networks: the values of `WorkspaceSpec.network` that it knows.
     """
 
     images: bool = False
@@ -219,6 +223,7 @@ class Capabilities:
     snapshots: bool = False
     mounts: bool = False
     programs: bool = False
+    networks: tuple[Network, ...] = ("none",)
 
 
 @frozen(kw_only=True)

@@ -263,6 +263,19 @@ async def check_has_no_network(probe: WorkspaceProbe) -> None:
 
 
 @check
+async def check_has_the_network_of_the_host(probe: WorkspaceProbe) -> str | None:
+    """With `network: host`, where a backend knows it, commands are in the network of this machine."""
+    import os
+
+    if "host" not in probe.make_backend().capabilities.networks:
+        return "the backend knows no network but `none`"
+    async with probe.workspace(network="host") as workspace:
+        found = await shell(workspace, "readlink /proc/self/ns/net")
+        expect_equal(found.stdout.decode().strip(), os.readlink("/proc/self/ns/net"), "the network of a command")
+    return None
+
+
+@check
 async def check_gets_nothing_of_this_process(probe: WorkspaceProbe) -> None:
     """No variable and no process of the host is in the workspace."""
     import os

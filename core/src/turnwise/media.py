@@ -42,6 +42,10 @@ _ORIENTATION: Final = 0x0112
 """Of EXIF: 1 is upright."""
 
 
+PictureName = tuple[str, str]
+"""Names a picture in every process: its key and its media type."""
+
+
 @frozen(kw_only=True, eq=False)
 class Picture:
     """
@@ -62,6 +66,10 @@ class Picture:
         return hashlib.sha256(self.data).hexdigest()
 
     @property
+    def name(self) -> PictureName:
+        return self.key, self.media_type
+
+    @property
     def file_name(self) -> str:
         """Name of its file in a folder of results: the key and the usual ending of its type."""
         return self.key + SUFFIXES.get(self.media_type, ".bin")
@@ -71,12 +79,17 @@ class Picture:
         return find_picture, (self.data, self.media_type)
 
 
-_HELD: WeakValueDictionary[tuple[str, str], Picture] = WeakValueDictionary()
+_HELD: WeakValueDictionary[PictureName, Picture] = WeakValueDictionary()
 
 
 def hold_once(picture: Picture) -> Picture:
     """Return the equal picture that the process holds already, or else this one, which it holds from now on."""
-    return _HELD.setdefault((picture.key, picture.media_type), picture)
+    return _HELD.setdefault(picture.name, picture)
+
+
+def find_held(name: PictureName) -> Picture | None:
+    """Return the picture of a name if any part of this process holds it."""
+    return _HELD.get(name)
 
 
 def find_picture(data: bytes, media_type: str) -> Picture:

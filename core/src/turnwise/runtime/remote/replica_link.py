@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
+from turnwise.media import PictureName
 from turnwise.protocols import ReplicaLoad
 from turnwise.routing import episode_of
 from turnwise.runtime.remote.coalescing import Coalescer
 from turnwise.runtime.remote.contexts import ProvedPrefix, SentContext
-from turnwise.runtime.remote.wire import ToReplica, pack_requests
+from turnwise.runtime.remote.wire import SentPicture, ToReplica, pack_requests
 from turnwise.types import GenerateRequest, GenerateResult, TokenArray
 
-Send = Callable[[ToReplica], None]
+Send = Callable[[ToReplica | SentPicture], None]
 UNAVAILABLE = ReplicaLoad(available=False)
 
 
@@ -68,6 +69,7 @@ class ReplicaLink:
         leaving: the replica gets no new requests.
         num_tokens: context tokens of the pending requests.
         num_sent_tokens: tokens of all messages so far.
+        num_sent_pictures: pictures whose bytes were sent.
     """
 
     send: Send | None = None
@@ -77,6 +79,7 @@ class ReplicaLink:
     pending: dict[str, PendingRequest] = field(factory=dict)
     num_tokens: int = 0
     num_sent_tokens: int = 0
+    num_sent_pictures: int = 0
     aborted: list[str] = field(factory=list)
     confirmed: list[str] = field(factory=list)
     cancelled: list[str] = field(factory=list)
@@ -139,6 +142,20 @@ class ReplicaLink:
         """Let the replica end a request without a waiting task."""
         self.cancelled.append(request_id)
         self._messages.schedule()
+
+    def send_pictures(self, names: Iterable[PictureName]) -> None:
+        """
+        Send pictures of pending requests that the replica lacks.
+
+        The request of another one was cancelled here meanwhile, which the replica learns next.
+        """
+        wanted = set(names)
+        for pending in self.pending.values():
+            for placed in pending.request.pictures:
+                if self.send is not None and placed.picture.name in wanted:
+                    wanted.discard(placed.picture.name)
+                    self.num_sent_pictures += 1
+                    self.send(SentPicture(picture=placed.picture))
 
     def hear(self, heard: Iterable[tuple[str, TokenArray]]) -> None:
         """Let the listeners of requests hear the next ids."""

@@ -20,7 +20,7 @@ from turnwise.protocols import ReplicaLoad, Router
 from turnwise.routing import checked_choice, episode_of
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.replica_link import UNAVAILABLE, PendingRequest, ReplicaLink, Send
-from turnwise.runtime.remote.wire import ToWorker, aborted_result, unpack_results
+from turnwise.runtime.remote.wire import ToWorker, WantedPictures, aborted_result, unpack_results
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 
 
@@ -147,6 +147,11 @@ class ReplicaPool:
             link.release(trajectory_id)
 
     @property
+    def num_sent_pictures(self) -> int:
+        """Pictures that were sent to the present replicas, over their present channels."""
+        return sum(link.num_sent_pictures for link in self._links)
+
+    @property
     def num_sent_tokens(self) -> int:
         """Tokens of all messages to replicas so far."""
         return self._num_sent_tokens + sum(link.num_sent_tokens for link in self._links)
@@ -206,8 +211,14 @@ class ReplicaPool:
         self._given_up = True
         self._any_live.set()
 
-    def receive(self, index: int, message: ToWorker) -> None:
+    def receive(self, index: int, message: ToWorker | WantedPictures) -> None:
         """Handle a message of a replica."""
+        if isinstance(message, WantedPictures):
+            self._links[index].send_pictures(message.names)
+        else:
+            self._handle_results(index, message)
+
+    def _handle_results(self, index: int, message: ToWorker) -> None:
         link = self._links[index]
         link.reported = message.load
         self._emit_queued(index, message.num_queued)

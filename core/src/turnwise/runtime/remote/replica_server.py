@@ -15,19 +15,24 @@ from functools import partial
 from itertools import count
 
 import structlog
-from attrs import define, field
+from attrs import define, evolve, field
 from structlog.contextvars import bind_contextvars
 
 from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError, describe, is_cancelled
+from turnwise.media import PictureName, PlacedPicture
 from turnwise.protocols import Engine, ReplicaLoad
 from turnwise.routing import episode_of
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.coalescing import Coalescer
 from turnwise.runtime.remote.contexts import Context
+from turnwise.runtime.remote.picture_store import PictureStore
 from turnwise.runtime.remote.wire import (
+    PlacedName,
+    SentPicture,
     ToReplica,
     ToWorker,
     UnpackedRequest,
+    WantedPictures,
     aborted_result,
     pack_results,
     unpack_requests,
@@ -35,7 +40,7 @@ from turnwise.runtime.remote.wire import (
 from turnwise.types import GenerateRequest, GenerateResult
 from turnwise.weights.sleep import SleepState
 
-Post = Callable[[ToWorker], None]
+Post = Callable[[ToWorker | WantedPictures], None]
 
 
 @define(eq=False)
@@ -47,6 +52,7 @@ class _Client:
         contexts: by trajectory id.
         results: these and the following replies will be in the next message.
         heard: ids that requests have sampled since the last message.
+        wanted: pictures to ask for in the next message of their own.
     """
 
     post: Post
@@ -58,7 +64,18 @@ class _Client:
     heard: dict[str, list[int]] = field(factory=dict)
     num_queued: int = 0
     barrier: str = ""
+    wanted: list[PictureName] = field(factory=list)
     messages: Coalescer = field(init=False)
+    asking: Coalescer = field(init=False)
+
+    def ask(self, name: PictureName) -> None:
+        """Ask for a picture soon, together with others."""
+        self.wanted.append(name)
+        self.asking.schedule()
+
+    def post_wanted(self) -> None:
+        names, self.wanted = tuple(self.wanted), []
+        self.post(WantedPictures(names=names))
 
 
 @define(eq=False)
@@ -67,12 +84,14 @@ class _Attempt:
     A request that waits or runs. A worker that connects again sends its requests again, which then have two attempts.
 
     Attributes:
+        pictures: of the request, which gets them before it is admitted.
         in_engine: whether the engine has it, and can abort it.
     """
 
     worker: int
     request: GenerateRequest
     context: Context
+    pictures: Sequence[PlacedName] = ()
     in_engine: bool = False
     task: asyncio.Task[None] = field(init=False)
 
@@ -91,6 +110,7 @@ class ReplicaServer:
     max_in_flight: int = 1024
     coalesce_s: float = 0.0
     sleep_state: SleepState = field(factory=SleepState)
+    pictures: PictureStore = field(factory=PictureStore)
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
     _clients: dict[int, _Client] = field(factory=dict, init=False)
@@ -113,6 +133,7 @@ class ReplicaServer:
         """Send the replies for a worker by this function."""
         client = self._clients[worker] = _Client(post)
         client.messages = Coalescer(partial(self._flush, client), self.coalesce_s)
+        client.asking = Coalescer(client.post_wanted)
 
     async def announce(self) -> None:
         """Send the load to every worker now, and return when all have it: their later requests depend on it."""
@@ -139,9 +160,12 @@ class ReplicaServer:
         """Let suspects run beside other requests: the one that killed replicas was found."""
         self._admission.pardon()
 
-    def receive(self, worker: int, message: ToReplica, group: asyncio.TaskGroup) -> None:
+    def receive(self, worker: int, message: ToReplica | SentPicture, group: asyncio.TaskGroup) -> None:
         """Handle a message of a worker; requests run in `group`."""
         self.bytes_in += message.num_bytes
+        if isinstance(message, SentPicture):
+            self.pictures.add(message.picture)
+            return
         for trajectory_id in message.released:
             self._client(worker).contexts.pop(trajectory_id, None)
         for request in unpack_requests(message):
@@ -175,7 +199,7 @@ class ReplicaServer:
             grammar=request.grammar,
             on_tokens=partial(self._note_tokens, worker, request.request_id) if streamed else None,
         )
-        attempt = _Attempt(worker, full, context)
+        attempt = _Attempt(worker, full, context, request.pictures)
         attempts = self._running.setdefault(request.request_id, [])
         # The engine may still end the earlier attempts of a worker that has connected again.
         serving = self._serve(attempt, [earlier.task for earlier in attempts], suspect=suspect)
@@ -233,6 +257,8 @@ class ReplicaServer:
         try:
             if earlier:
                 await asyncio.wait(earlier)
+            if attempt.pictures:
+                await self._add_pictures(attempt)
             self._client(worker).num_queued += self._admission.is_full
             alone = await self._admission.enter(alone=suspect)
             try:
@@ -246,6 +272,20 @@ class ReplicaServer:
                 self._admission.leave()
         finally:
             self._num_tokens -= num_tokens
+
+    async def _add_pictures(self, attempt: _Attempt) -> None:
+        names = [name for _start, _num_tokens, name in attempt.pictures]
+        held = await self.pictures.find(names, lambda name: self._ask(attempt.worker, name))
+        placed = (
+            PlacedPicture(start=start, num_tokens=num_tokens, picture=held[name])
+            for start, num_tokens, name in attempt.pictures
+        )
+        attempt.request = evolve(attempt.request, pictures=tuple(placed))
+
+    def _ask(self, worker: int, name: PictureName) -> None:
+        # Without its worker, a request is being cancelled, and the next one that waits for the picture asks.
+        if client := self._clients.get(worker):
+            client.ask(name)
 
     async def _answer(self, attempt: _Attempt) -> None:
         request, worker = attempt.request, attempt.worker
@@ -322,5 +362,5 @@ def _is_own_end(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError | GeneratorExit) and is_cancelled()
 
 
-def _noop(_message: ToWorker) -> None:
+def _noop(_message: ToWorker | WantedPictures) -> None:
     """Drop a message to a dead worker."""

@@ -8,12 +8,14 @@ one for all log-probabilities. This module does not depend on Ray, or on how a m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
 from turnwise.layout import Layout
+from turnwise.media import Picture, PictureName
 from turnwise.protocols import ReplicaLoad
 from turnwise.runtime.remote.contexts import ProvedPrefix
 from turnwise.types import (
@@ -78,6 +80,51 @@ class ToReplica:
         return self.token_ids.nbytes + self.num_known.nbytes + self.num_new.nbytes
 
 
+@frozen(kw_only=True, eq=False)
+class IllustratedRequests(ToReplica):
+    """
+    A message with pictures in some of its contexts. The replica asks for the bytes of those that it does not hold.
+
+    A class of its own, so that a message of text alone is no larger than without pictures.
+
+    Attributes:
+        picture_names: the distinct pictures of the message.
+        picture_places: (k, 4) int32: number of the request in the message, first placeholder and number of placeholders
+            in the whole context, and index into `picture_names`.
+    """
+
+    picture_names: tuple[PictureName, ...]
+    picture_places: NDArray[np.int32]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the columns of tokens and pictures."""
+        return super().num_bytes + self.picture_places.nbytes
+
+
+@frozen(kw_only=True, eq=False)
+class WantedPictures:
+    """A message of a replica: it lacks these pictures of requests of this worker."""
+
+    names: tuple[PictureName, ...]
+
+
+@frozen(kw_only=True, eq=False)
+class SentPicture:
+    """A message of a worker: a picture that its replica lacks. One for each, because a message has a limit of bytes."""
+
+    picture: Picture
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the picture."""
+        return len(self.picture.data)
+
+
+PlacedName = tuple[int, int, PictureName]
+"""A picture in a context: its first placeholder, the number of its placeholders, and its name."""
+
+
 def pack_requests(requests: Sequence[tuple[GenerateRequest, ProvedPrefix]], **ids: Iterable[str]) -> ToReplica:
     """Pack (request, prefix that the replica holds) pairs, and ids for other columns such as `aborted`."""
     # Seeds and limits differ for every request. The other parameters are mostly the same, and pickled once.
@@ -87,7 +134,7 @@ def pack_requests(requests: Sequence[tuple[GenerateRequest, ProvedPrefix]], **id
         for request, _known in requests
     )
     pieces = [request.token_ids[known.num_tokens :] for request, known in requests]
-    return ToReplica(
+    columns = dict[str, Any](
         request_ids=tuple(request.request_id for request, _known in requests),
         trajectory_ids=tuple(request.trajectory_id for request, _known in requests),
         group_ids=tuple(request.group_id for request, _known in requests),
@@ -103,11 +150,34 @@ def pack_requests(requests: Sequence[tuple[GenerateRequest, ProvedPrefix]], **id
         max_tokens=tuple(request.sampling.max_tokens for request, _known in requests),
         **{name: tuple(column) for name, column in ids.items()},
     )
+    if not any(request.pictures for request, _known in requests):
+        return ToReplica(**columns)
+    return IllustratedRequests(**columns, **_pack_places([request for request, _known in requests]))
+
+
+def _pack_places(requests: Sequence[GenerateRequest]) -> dict[str, Any]:
+    """Return the columns of the pictures of requests."""
+    names: dict[PictureName, int] = {}
+    rows = [
+        (number, each.start, each.num_tokens, names.setdefault(each.picture.name, len(names)))
+        for number, request in enumerate(requests)
+        for each in request.pictures
+    ]
+    return {"picture_names": tuple(names), "picture_places": np.array(rows, np.int32).reshape(-1, 4)}
+
+
+def _unpack_places(message: ToReplica) -> dict[int, list[PlacedName]]:
+    """Return the pictures of the requests of a message, by the numbers of those that have some."""
+    found: dict[int, list[PlacedName]] = {}
+    if isinstance(message, IllustratedRequests):
+        for number, start, num_tokens, index in message.picture_places.tolist():
+            found.setdefault(number, []).append((start, num_tokens, message.picture_names[index]))
+    return found
 
 
 @frozen(kw_only=True, eq=False)
 class UnpackedRequest:
-    """One request of a message: its new tokens, and the prefix before them."""
+    """One request of a message: its new tokens and the prefix before them, and the pictures of its whole context."""
 
     request_id: str
     trajectory_id: str
@@ -117,11 +187,13 @@ class UnpackedRequest:
     sampling: SamplingParams
     layout: Layout | None = None
     grammar: Grammar | None = None
+    pictures: Sequence[PlacedName] = ()
 
 
 def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
     """Yield the requests of a message."""
     stops = np.cumsum(message.num_new).tolist()
+    places = _unpack_places(message)
     start = 0
     for i, stop in enumerate(stops):
         sampling = message.sampling[message.sampling_index[i]]
@@ -134,6 +206,7 @@ def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
             sampling=sampling.with_(seed=message.seeds[i], max_tokens=message.max_tokens[i]),
             layout=message.layouts[i],
             grammar=message.grammars[i],
+            pictures=places.get(i, ()),
         )
         start = stop
 

@@ -22,7 +22,8 @@ from turnwise.runtime.ray.calls import node_address
 from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec, keep_error
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.event_forwarding import EventForwarder, Events
-from turnwise.runtime.remote.result_wire import ToDriver, pack_episodes
+from turnwise.runtime.remote.picture_packets import Packet, PacketReceiver, PacketSender
+from turnwise.runtime.remote.result_wire import ToDriver, has_pictures, pack_episodes
 from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.remote.supervision import ActorHandle
 from turnwise.runtime.service import LOOPBACK, RemoteServices, ServiceCall, ServiceReply
@@ -36,6 +37,10 @@ _SLOW_TAIL: Final = 64
 
 _PASSES: Final = 8
 """Passes of the event loop between two batches. A message, a turn, its tools and the next request need about five."""
+
+
+Numbered = list[tuple[int, EpisodeSpec]]
+Collected = tuple[ToDriver, Events]
 
 
 class WorkerActor(PoolClientActor):
@@ -69,6 +74,7 @@ class WorkerActor(PoolClientActor):
         self._num_collected = 0
         self._num_running = 0
         self._collected_at = -math.inf
+        self._tasks, self._results = PacketReceiver(), PacketSender()
         self._events = EventForwarder(self._any_finished.set)
         self._observers = self._worker.parts.observers
         self._pool.observe(self._observers, name)
@@ -115,7 +121,9 @@ class WorkerActor(PoolClientActor):
         if self._rewards is not None:
             self._rewards.give_up(reason)
 
-    async def submit(self, specs: list[tuple[int, EpisodeSpec]]) -> None:
+    async def submit(self, specs: Numbered | Packet[Numbered]) -> None:
+        if isinstance(specs, Packet):
+            specs = await self._tasks.receive(specs)
         self._worker.resume()  # an earlier run may have been aborted
         context = self._worker.build_context(self._group)
         # All of them before the first pass of the loop, so that `interrupt` also finds episodes without a task.
@@ -142,7 +150,7 @@ class WorkerActor(PoolClientActor):
         """Return Unix seconds on this process's clock."""
         return unix_s(time.perf_counter())
 
-    async def collect(self, gap_s: float = 0.0, limit: int = 256) -> tuple[ToDriver, Events]:
+    async def collect(self, gap_s: float = 0.0, limit: int = 256) -> Collected | Packet[Collected]:
         """
         Wait for finished episodes or due events; return up to `limit` episodes, and all events so far.
 
@@ -166,7 +174,8 @@ class WorkerActor(PoolClientActor):
         numbers = self._in_slots.intersection(number for number, _result in collected)
         self._num_collected = len(numbers)
         self._in_slots -= numbers
-        return pack_episodes(collected), self._events.drain()
+        reply = pack_episodes(collected), self._events.drain()
+        return self._results.pack(reply) if any(has_pictures(result) for _number, result in collected) else reply
 
     async def _wait_for_more(self, gap_s: float, limit: int) -> None:
         with suppress(TimeoutError):
@@ -196,13 +205,14 @@ class WorkerActor(PoolClientActor):
         return self._worker.waits()
 
     async def stats(self) -> dict[str, float]:
-        """Return the most episodes at once, migrated requests and sent tokens."""
+        """Return the most episodes at once, migrated requests, and the tokens and pictures sent to replicas."""
         pool = self._pool
         return {
             "max_in_flight": self._worker.parts.max_in_flight,
             "num_migrations": pool.num_migrations,
             "num_resent": pool.num_resent,
             "num_sent_tokens": pool.num_sent_tokens,
+            "num_sent_pictures": pool.num_sent_pictures,
             "pid": os.getpid(),
         }
 

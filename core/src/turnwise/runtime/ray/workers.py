@@ -22,6 +22,7 @@ from turnwise.runtime.ray.reward_workers import RewardGroup
 from turnwise.runtime.ray.worker_actor import WorkerActor
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.event_forwarding import DRIVER_EVENTS, measure_clock_offset_s, shift_event
+from turnwise.runtime.remote.picture_packets import Packet, PacketReceiver, PacketSender, show_pictures
 from turnwise.runtime.remote.replica_pool import PoisonedRequestError
 from turnwise.runtime.remote.result_wire import unpack_episodes
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, live, make_slots, staying
@@ -47,6 +48,7 @@ class WorkerGroup:
     _unverified: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
     _collected: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
     _serving: dict[int, asyncio.Task[NoReturn]] = field(factory=dict, init=False)
+    _senders: dict[int, PacketSender] = field(factory=dict, init=False)
     _num_losses: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -67,7 +69,7 @@ class WorkerGroup:
         await self._forward_events(slot, handle)
         # No await from here on, for the reason given in `ReplicaGroup.start`. The episodes are submitted last: the
         # worker handles the calls of the driver in order, so it knows its replicas before the first episode.
-        slot.handle = handle
+        slot.handle, self._senders[slot.index] = handle, PacketSender()
         for pool in self.pools.values():
             pool.connect_client(slot)
         if self.rewards is not None:
@@ -137,7 +139,12 @@ class WorkerGroup:
             return
         window = self.config.ray.window
         if specs := self.dispatcher.acquire(slot.index, window if limit is None else min(limit, window)):
-            post(slot.handle.submit, specs)
+            shown = any(
+                show_pictures(messages)
+                for _number, spec in specs
+                for messages in (spec.task.messages, spec.unfinished.messages if spec.unfinished else ())
+            )
+            post(slot.handle.submit, self._senders[slot.index].pack(specs) if shown else specs)
 
     def _share(self) -> None:
         # An even share for each: the first worker could otherwise fill its window with all episodes.
@@ -179,8 +186,10 @@ class WorkerGroup:
     async def _collect(self, slot: ActorSlot) -> NoReturn:
         # With many workers, an episode in each reply would take all the time of the driver.
         gap_s = max(self.config.ray.coalesce_s, DRIVER_CALL_S * len(self.slots))
+        packets = PacketReceiver()
         while True:
-            message, events = await slot.handle.collect.remote(gap_s)
+            reply = await slot.handle.collect.remote(gap_s)
+            message, events = packets.unpack(reply) if isinstance(reply, Packet) else reply
             for name, event in events:  # before the results: an episode's events precede its end
                 self.observers.emit(name, shift_event(event, self._clock_offsets_s[slot.index]))
             for key, result in unpack_episodes(message):

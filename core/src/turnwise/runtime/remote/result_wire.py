@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from turnwise.record.columns import Origin, Segment
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
+from turnwise.runtime.remote.picture_packets import show_pictures
 from turnwise.types import Array, FloatArray, Status, TokenArray
 
 _NAMES: Final = tuple(attribute.name for attribute in fields(EpisodeResult) if attribute.name != "trajectories")
@@ -93,6 +94,12 @@ def _follows_from_segments(result: EpisodeResult, trajectory: Trajectory) -> boo
     """Whether all else follows from the segments; not so with paths, open columns or pictures, or if it is broken."""
     others = trajectory.has_blocks or trajectory.open_paths or trajectory.columns or trajectory.pictures
     return not (others or result.status is Status.FAILED)
+
+
+def has_pictures(result: EpisodeResult) -> bool:
+    """Return whether a task or its episode has pictures."""
+    messages = (result.task.messages, result.messages, result.unfinished.messages if result.unfinished else ())
+    return any(record.pictures for record in result.trajectories) or any(map(show_pictures, messages))
 
 
 def unpack_episodes(message: ToDriver) -> Iterator[tuple[int, EpisodeResult]]:

@@ -28,6 +28,7 @@ from measurement import describe_machine, format_spread
 
 from turnwise.protocols import ReplicaLoad
 from turnwise.runtime.remote.channel import Channel, ChannelAddress, ChannelServer, open_channel
+from turnwise.runtime.remote.contexts import ProvedPrefix
 from turnwise.runtime.remote.wire import pack_requests, pack_results
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams
 
@@ -61,7 +62,7 @@ def a_request(num_tokens: int) -> Any:
     ids = np.arange(num_tokens, dtype=np.int32)
     sampling = SamplingParams(seed=1, max_tokens=100)
     request = GenerateRequest(request_id="a" * 20, trajectory_id="b" * 16, token_ids=ids, sampling=sampling)
-    return pack_requests([(request, 0)])
+    return pack_requests([(request, ProvedPrefix())])
 
 
 def a_result(num_tokens: int) -> Any:

@@ -16,6 +16,7 @@ SMALL_RUNS = {
     "gateway_hostile.py": ("--only", "chat: 1 MiB of text"),
     "gateway_sessions.py": ("--idle", "4", "--at-once", "2", "--rounds", "1", "--rate", "500"),
     "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),
+    "picture_cost.py": ("--episodes", "4"),
     "record_cost.py": ("--runs", "1"),
     "start_cost.py": ("--repeat", "1"),
     "turn_cost.py": ("--runs", "1", "--episodes", "8", "--wrappers"),

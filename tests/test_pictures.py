@@ -110,9 +110,54 @@ def test_an_engine_without_pictures(tmp_path):
     )
 
 
-def test_a_runtime_without_pictures(tmp_path):
-    """Ray is not started."""
-    assert "row 0 (task 'task0') has pictures, which need the runtime local" in fail(tmp_path, runtime={"name": "ray"})
+@pytest.mark.ray
+def test_a_run_on_ray(tmp_path):
+    """Two workers and two replicas give the records of a run in one process, and files with the same pictures."""
+    here, ray = tmp_path / "here", tmp_path / "ray"
+    for folder, words in ((here, ()), (ray, ("runtime=ray", "runtime.num_workers=2", "runtime.num_replicas=2"))):
+        folder.mkdir()
+        done = roll_out(folder, write_run(folder), *words)
+        assert done.returncode == 0, done.stderr
+    records = [
+        {
+            (result.uid, record.input_ids.tobytes(), *[(p.start, p.picture.data) for p in record.pictures])
+            for result in read_results(folder / "out")
+            for record in result.trajectories
+        }
+        for folder in (here, ray)
+    ]
+    assert 4 == len(records[0])
+    assert records[0] == records[1]
+    messages = [{each.uid: each.messages for each in read_results(folder / "out")} for folder in (here, ray)]
+    assert messages[0] == messages[1]
+    seen = [sorted((folder / "requests.jsonl").read_text().splitlines()) for folder in (here, ray)]
+    assert seen[0] == seen[1]
+    assert {CAT.file_name, DOG.file_name} == {file.name for file in (ray / "out" / "media").iterdir()}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_killed_replica_gets_its_pictures_again(tmp_path):
+    """The only replica dies with a request and all pictures, and the process that replaces it asks for them."""
+    log, died = tmp_path / "requests.jsonl", tmp_path / "died"
+    engine = {"name": "seeing", "log": str(log), "dies": str(died)}
+    done = roll_out(tmp_path, write_run(tmp_path, engine=engine), "runtime=ray", "runtime.num_replicas=1")
+    assert done.returncode == 0, done.stderr
+    assert died.exists()
+    results = read_results(tmp_path / "out")
+    assert ["completed"] * 4 == [str(each.status) for each in results]
+    for result in results:
+        (record,) = result.trajectories
+        places = [[p.start, p.num_tokens, p.picture.key] for p in record.pictures]
+        assert [CAT.key, DOG.key] == [key for _start, _num, key in places]
+        assert any(json.loads(line)["places"] == places for line in log.read_text().splitlines())
+
+
+@pytest.mark.ray
+def test_an_engine_without_pictures_on_ray(tmp_path):
+    """The replicas say so, before the first episode."""
+    options = {"engine": {"name": "seeing", "pictures": False}, "runtime": {"name": "ray"}}
+    assert "row 0 (task 'task0') has pictures, which need an engine" in fail(tmp_path, **options)
 
 
 def test_a_model_without_pictures(tmp_path):

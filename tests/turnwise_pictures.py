@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 from attrs import evolve, frozen
@@ -19,19 +20,32 @@ CALL = '<tool_call>\n{"name": "camera", "arguments": {}}\n</tool_call><|im_end|>
 
 @frozen
 class EngineOptions:
-    """`pictures`: the engine takes them; `log`: of its requests, a line for each; `num_calls`: of the camera."""
+    """
+    Options of `seeing`.
+
+    Attributes:
+        pictures: the engine takes them.
+        log: of its requests, a line for each.
+        num_calls: of the camera.
+        dies: file that the engine makes and then ends its process, at the first request with two pictures.
+    """
 
     pictures: bool = True
     log: str = ""
     num_calls: int = 1
+    dies: str = ""
 
 
 class SeeingEngine(ScriptedEngine):
     """Writes the places and keys of the pictures of each request to a file."""
 
     log: Path | None = None
+    dies: Path | None = None
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
+        if self.dies is not None and len(request.pictures) == 2 and not self.dies.exists():
+            self.dies.touch()
+            os._exit(1)
         if self.log is not None:
             places = [(each.start, each.num_tokens, each.picture.key) for each in request.pictures]
             with self.log.open("a") as file:
@@ -51,6 +65,7 @@ def make_engine(options: EngineOptions, _resources: Resources) -> Engine:
     engine = SeeingEngine(sample)
     engine.capabilities = evolve(engine.capabilities, pictures=options.pictures)
     engine.log = Path(options.log) if options.log else None
+    engine.dies = Path(options.dies) if options.dies else None
     return engine
 
 

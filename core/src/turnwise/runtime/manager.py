@@ -34,7 +34,7 @@ from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread, T
 from turnwise.runtime.partial import CompletionThreshold, RolloutCall, RolloutOptions, UnfinishedEpisodes
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.runtime.prompt_lengths import check_prompts
+from turnwise.runtime.prompt_lengths import check_pictures, check_prompts
 from turnwise.runtime.wait_reports import WaitReports
 from turnwise.types import Capabilities, Status, Task
 
@@ -81,6 +81,7 @@ class RolloutManager(EngineControl):
     _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
     _reports: WaitReports = field(init=False)
+    _pictured: str = field(default="", init=False)  # first row with pictures of the measured data sets
     _calls: dict[RolloutCall, None] = field(factory=dict, init=False)  # in order; on the runtime's loop alone
 
     def __attrs_post_init__(self) -> None:
@@ -110,8 +111,8 @@ class RolloutManager(EngineControl):
         Start the runtime and its engines; a second call waits until they have started, and does nothing.
 
         Raises:
-            ConfigError: the engine does not know an option of `rollout.sampling.extra`, or the options of an agent
-                exclude it.
+            ConfigError: the engine does not know an option of `rollout.sampling.extra`, the options of an agent
+                exclude it, or it takes no pictures and measured prompts have some.
         """
         with self._starting:
             if self._thread is not None:
@@ -125,6 +126,7 @@ class RolloutManager(EngineControl):
                 with self.waiting_for("the start of the runtime"):
                     self._thread.call(self.runtime.start())
                 self.plan.check_engine(self.runtime)
+                check_pictures(self._pictured, self.runtime.capabilities)
                 for sampling in (self.plan.sampling, self.plan.validation_sampling):
                     if sampling.extra:
                         self.runtime.capabilities.check_extra(sampling)
@@ -171,10 +173,11 @@ class RolloutManager(EngineControl):
 
         Raises:
             PromptTooLongError: a prompt is longer than `rollout.prompt_length`, and `data.prompt_policy` is `error`.
-            ConfigError: a prompt has pictures, and the runtime or the engine takes none.
+            ConfigError: a prompt has pictures, and the engine takes none; on Ray, `start` finds that.
         """
         with self.waiting_for("measuring the prompts"):
-            check_prompts(self.plan, tasks, self.runtime.capabilities, key=key)
+            pictured = check_prompts(self.plan, tasks, self.runtime.capabilities, key=key)
+            self._pictured = self._pictured or pictured
 
     def generate(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> RolloutBatch:
         """

@@ -31,16 +31,19 @@ _TREATMENTS: Final = {
 
 
 @frozen
-class LongPrompt:
-    """A task whose first prompt has more tokens than the run takes."""
+class MeasuredPrompt:
+    """A task, the number of tokens of its first prompt, and whether this has pictures."""
 
     task: Task
     num_tokens: int
+    has_pictures: bool
 
 
-def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities, *, key: str = "data.path") -> None:
+def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities, *, key: str = "data.path") -> str:
     """
     Measure the first prompts of some tasks; log how many are too long, if the policy drops or cuts them.
+
+    Returns the name of the first row whose prompt has pictures, for errors; empty if there is none.
 
     Args:
         plan: of the run; it has the agents, the longest prompt and the policy.
@@ -56,25 +59,38 @@ def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities
     """
     limit = plan.max_prompt_tokens
     if limit is None or not tasks:
-        return
+        return ""
     for task in tasks:
         plan.check_agent(task, task.agent_name or plan.default_agent)
-    found = [each for each in _measure(plan, tasks, engine, key) if each.num_tokens > limit]
-    if not found:
-        return
+    measured = list(_measure(plan, tasks, key))
+    pictured = next((row_of(each.task) for each in measured if each.has_pictures), "")
+    check_pictures(pictured, engine)
+    found = [each for each in measured if each.num_tokens > limit]
+    if found:
+        _handle_long(found, len(tasks), plan, limit, key)
+    return pictured
+
+
+def check_pictures(row: str, engine: Capabilities) -> None:
+    """Raise `ConfigError` if a row has pictures and the engine takes none; an empty row has none."""
+    if row and not engine.pictures:
+        raise ConfigError(f"{row} has pictures, which need an engine with the capability pictures")
+
+
+def _handle_long(found: Sequence[MeasuredPrompt], num_tasks: int, plan: RolloutPlan, limit: int, key: str) -> None:
     first, longest = found[0], max(each.num_tokens for each in found)
     if plan.prompt_policy != "error":
         structlog.get_logger().warning(
             f"prompts longer than rollout.prompt_length {_TREATMENTS[plan.prompt_policy]}",
             data=key,
             rows=len(found),
-            of=len(tasks),
+            of=num_tasks,
             first_row=first.task.sample_index,
             longest=longest,
             prompt_length=limit,
         )
         return
-    others = f"{len(found)} of {len(tasks)} rows are too long, the longest has {longest}"
+    others = f"{len(found)} of {num_tasks} rows are too long, the longest has {longest}"
     raise PromptTooLongError(
         f"{key}: prompt of task {first.task.uid!r} (row {first.task.sample_index}) has {first.num_tokens} tokens, more"
         f" than prompt_length={limit}; {others}; set rollout.prompt_length={longest}, or data.prompt_policy to drop,"
@@ -84,14 +100,19 @@ def check_prompts(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities
     )
 
 
-def _measure(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities, key: str) -> Iterator[LongPrompt]:
+def row_of(task: Task) -> str:
+    """Return the name of a task's row, for errors."""
+    return f"row {task.sample_index} (task {task.uid!r})"
+
+
+def _measure(plan: RolloutPlan, tasks: Sequence[Task], key: str) -> Iterator[MeasuredPrompt]:
     """Yield the tasks with the lengths of their first prompts, in order, where these are known beforehand."""
     started = reported = time.monotonic()
     chunks = [tasks[at : at + _CHUNK] for at in range(0, len(tasks), _CHUNK)]
     # Threads, because a fast tokenizer leaves the interpreter lock, and processes would each load plugins and model.
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts") as pool:
         num_done = 0
-        for measured in pool.map(lambda chunk: _measure_chunk(plan, chunk, engine), chunks):
+        for measured in pool.map(lambda chunk: _measure_chunk(plan, chunk), chunks):
             yield from measured
             num_done = min(num_done + _CHUNK, len(tasks))
             if time.monotonic() - reported > _REPORT_S:
@@ -101,7 +122,7 @@ def _measure(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities, key
                 )
 
 
-def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilities) -> list[LongPrompt]:
+def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task]) -> list[MeasuredPrompt]:
     found = []
     for task in tasks:
         program: Any = plan.agents[task.agent_name or plan.default_agent]
@@ -113,10 +134,6 @@ def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task], engine: Capabilitie
         except TemplateError:  # fails the task's episodes alone, with this reason
             continue
         except DataError as error:
-            raise DataError(f"row {task.sample_index} (task {task.uid!r}): {error}") from error
-        if isinstance(prompt, MediaTokens) and not engine.pictures:
-            row = f"row {task.sample_index} (task {task.uid!r})"
-            needs = "which need the runtime local and an engine with the capability pictures"
-            raise ConfigError(f"{row} has pictures, {needs}")
-        found.append(LongPrompt(task, len(prompt)))
+            raise DataError(f"{row_of(task)}: {error}") from error
+        found.append(MeasuredPrompt(task, len(prompt), isinstance(prompt, MediaTokens)))
     return found

@@ -6,7 +6,6 @@ import asyncio
 import os
 
 import structlog
-from attrs import evolve
 
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
@@ -43,7 +42,7 @@ class ReplicaActor(LocatedActor):
     async def start(self) -> Capabilities:
         """Start the engine and return its capabilities."""
         await self._engine.start()
-        return evolve(self._engine.capabilities, pictures=False)  # messages to replicas carry none
+        return self._engine.capabilities
 
     async def listen(self) -> ChannelAddress:
         """Accept the channels of workers; called after `watch`, which creates the task group of their requests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 
 import structlog
 from attrs import define, field
@@ -44,7 +45,8 @@ class ReplicaGroup:
     clients: Callable[[], list[ActorSlot]]
     weights: GroupWeights | None = None
     slots: list[ActorSlot] = field(init=False)
-    capabilities: Capabilities = field(factory=Capabilities, init=False)
+    # Until a replica has told them, none is refused pictures.
+    capabilities: Capabilities = field(factory=partial(Capabilities, pictures=True), init=False)
     placement_groups: PlacementGroups = field(init=False)
     _addresses: dict[int, ChannelAddress] = field(factory=dict, init=False)
 

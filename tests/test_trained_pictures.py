@@ -63,7 +63,16 @@ def test_a_rollout_has_the_probabilities_of_the_model(site: Path) -> None:
         np.testing.assert_allclose(record.logprobs, scores, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("options", [(), ("train.lora.rank=2",), ("train.policy.freeze_vision=true",)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("train.lora.rank=2",),
+        ("train.policy.freeze_vision=true",),
+        pytest.param(("runtime=ray", "runtime.num_workers=2", "runtime.num_replicas=2"), marks=pytest.mark.ray),
+    ],
+    ids=str,
+)
 def test_a_training_computes_what_the_engine_did(site: Path, options: tuple[str, ...]) -> None:
     """The gap between engine and trainer is rounding error, before and after weights were synced."""
     out = train(site, "out", *OPTIONS, *options)

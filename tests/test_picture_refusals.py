@@ -47,10 +47,10 @@ REFUSALS: dict[str, tuple[Callable[[EpisodeResult], object], type[TurnwiseError]
     "chat": (
         turnwise_conversions.to_chat,
         DataError,
-        "episode t0/0 has pictures, and this form of a chat has no place",
+        f"episode t0/0: no message shows the picture {CAT.key[:12]} of its record",
     ),
-    "atif": (turnwise_conversions.to_atif, DataError, "episode t0/0 has pictures, and ATIF has no place"),
-    "datasets": (lambda result: list(rows_of(result)), DataError, "and the data set has no place"),
+    "atif": (turnwise_conversions.to_atif, DataError, "episode t0/0 has pictures, and an ATIF object without a folder"),
+    "datasets": (lambda result: list(rows_of(result)), DataError, "and a data set of texts has no place"),
     "verl": (check_trainable, ConfigError, "the rows for verl have no place for pictures"),
     "tensordict": (
         lambda result: to_tensordict(collate([result], pad_token_id=0)),

@@ -24,7 +24,9 @@ _SOURCES: Final = {"assistant": "agent", "system": "system", "developer": "syste
 Steps = list[dict[str, Any]]
 
 
-def add_step(steps: Steps, message: Message, *, is_given: bool = False) -> None:
+def add_step(
+    steps: Steps, message: Message, *, is_given: bool = False, content: str | list[dict[str, Any]] | None = None
+) -> None:
     """
     Add a message as a step; the response of a tool joins the step that called it.
 
@@ -32,18 +34,20 @@ def add_step(steps: Steps, message: Message, *, is_given: bool = False) -> None:
         steps: of the conversation so far.
         message: in the form of Chat Completions.
         is_given: the message is part of the task, so a turn in it is not of this model.
+        content: of the step, with pictures; None takes the text of the message.
     """
+    content = text_of(message) if content is None else content
     if message["role"] == "tool":
         called = next((step for step in reversed(steps) if step["source"] == "agent"), None)
         if called is not None:
             known = {call["tool_call_id"] for call in called.get("tool_calls", ())}
-            response: dict[str, Any] = {"content": text_of(message)}
+            response: dict[str, Any] = {"content": content}
             if message.get("tool_call_id") in known:
                 response["source_call_id"] = message["tool_call_id"]
             called.setdefault("observation", {"results": []})["results"].append(response)
             return
     source = _SOURCES.get(str(message["role"]), "user")
-    step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text_of(message)}
+    step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": content}
     if source == "agent":
         if message.get("reasoning_content"):
             step["reasoning_content"] = str(message["reasoning_content"])

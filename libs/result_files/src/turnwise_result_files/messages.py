@@ -6,17 +6,52 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from turnwise.errors import DataError
-from turnwise.media import is_picture_part
+from turnwise.media import Picture, is_picture_part, read_picture_part
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Message
 from turnwise_strict_json import read_arguments
 
 
+def has_pictures(result: EpisodeResult) -> bool:
+    """Return whether the messages or the records of an episode have pictures."""
+    shown = any(is_picture_part(part) for message in result.messages for part in _parts_of(message))
+    return shown or any(record.pictures for record in result.trajectories)
+
+
 def refuse_pictures(result: EpisodeResult, form: str) -> None:
     """Raise `DataError` for an episode with pictures, which a form of export has no place for."""
-    shown = any(is_picture_part(part) for message in result.messages for part in _parts_of(message))
-    if shown or any(record.pictures for record in result.trajectories):
+    if has_pictures(result):
         raise DataError(f"episode {result.uid} has pictures, and {form} has no place for them")
+
+
+def contents_of(result: EpisodeResult) -> list[list[str | Picture]]:
+    """
+    Return the texts and the pictures of each message of an episode, in their order.
+
+    Raises:
+        DataError: a picture of a message has no known form, or a record has a picture that no message shows.
+    """
+    try:
+        contents = [_content_of(message) for message in result.messages]
+    except DataError as error:
+        raise DataError(f"episode {result.uid}: {error}") from error
+    shown = {part.key for content in contents for part in content if isinstance(part, Picture)}
+    recorded = {each.picture.key for record in result.trajectories for each in record.pictures}
+    if missing := sorted(recorded - shown):
+        raise DataError(f"episode {result.uid}: no message shows the picture {missing[0][:12]} of its record")
+    return contents
+
+
+def _content_of(message: Message) -> list[str | Picture]:
+    if not any(is_picture_part(part) for part in _parts_of(message)):
+        return [text_of(message)]
+    parts: list[str | Picture] = []
+    for part in _parts_of(message):
+        if is_picture_part(part):
+            parts.append(read_picture_part(part))
+        elif isinstance(part, Mapping) and part.get("text"):
+            parts.append(str(part["text"]))
+    return parts
 
 
 def _parts_of(message: Message) -> Sequence[object]:

@@ -33,6 +33,7 @@ from turnwise_conversions.demonstrations import Demonstration, encode_demonstrat
 from turnwise_conversions.hf_dataset import to_dataset
 from turnwise_conversions.openai_chat import to_chat
 from turnwise_result_files import read_results
+from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.messages import is_malformed
 from turnwise_strict_json import load_json
 from turnwise_task_files import check_tools, read_conversations
@@ -112,7 +113,9 @@ def _write_episodes(
         _save_dataset(to_dataset(results), arguments.out)
         return len(results)
     if arguments.to == "atif":
-        return _write_lines(arguments.out, (to_atif(each, model=arguments.model or "") for each in results))
+        media = MediaFolder(arguments.out.parent)
+        documents = (to_atif(each, model=arguments.model or "", media=media) for each in results)
+        return _write_lines(arguments.out, documents)
     lines = (to_chat(each, tools) for each in results)
     return _write_lines(arguments.out, (line for line in lines if line is not None))
 

@@ -2,7 +2,8 @@
 Episodes as lines of OpenAI's fine-tuning files.
 
 Source: https://platform.openai.com/docs/guides/supervised-fine-tuning, section on the format of chats; `weight` 0
-leaves a message out of the loss.
+leaves a message out of the loss. Pictures are in messages of users alone:
+https://platform.openai.com/docs/guides/vision-fine-tuning.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise import EpisodeResult
+from turnwise.errors import DataError
+from turnwise.media import Picture, picture_part
 from turnwise.task_tools import read_task_tools
 from turnwise.types import JsonDict, Message, ToolSchema
-from turnwise_result_files.messages import calls_of, is_malformed, refuse_pictures, text_of
+from turnwise_result_files.messages import calls_of, contents_of, is_malformed, text_of
 
 
 def to_chat(result: EpisodeResult, tools: Sequence[ToolSchema] = ()) -> JsonDict | None:
@@ -25,10 +28,19 @@ def to_chat(result: EpisodeResult, tools: Sequence[ToolSchema] = ()) -> JsonDict
     Args:
         result: the episode.
         tools: schemas of the run's tools, for a task without its own; see `turnwise.task_tools`.
+
+    Raises:
+        DataError: a message of another role than `user` has a picture.
     """
-    refuse_pictures(result, "this form of a chat")
     num_given = len(result.task.messages)
-    messages = [_message(message, index < num_given) for index, message in enumerate(result.messages)]
+    contents = [
+        _content(message, parts, result.uid)
+        for message, parts in zip(result.messages, contents_of(result), strict=True)
+    ]
+    messages = [
+        _message(message, content, index < num_given)
+        for index, (message, content) in enumerate(zip(result.messages, contents, strict=True))
+    ]
     # A file may not end with messages that no turn answers.
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
@@ -43,9 +55,18 @@ def to_chat(result: EpisodeResult, tools: Sequence[ToolSchema] = ()) -> JsonDict
     return line
 
 
-def _message(message: Message, is_given: bool) -> dict[str, Any]:
+def _content(message: Message, parts: Sequence[str | Picture], uid: str) -> str | list[dict[str, Any]]:
+    if not any(isinstance(part, Picture) for part in parts):
+        return text_of(message)
+    if message["role"] != "user":
+        where = f"a message of the role {message['role']} of episode {uid}"
+        raise DataError(f"{where} has a picture, and this form of a chat has a place for them in those of users alone")
+    return [picture_part(part) if isinstance(part, Picture) else {"type": "text", "text": part} for part in parts]
+
+
+def _message(message: Message, content: str | list[dict[str, Any]], is_given: bool) -> dict[str, Any]:
     role = str(message["role"])
-    line: dict[str, Any] = {"role": role, "content": text_of(message)}
+    line: dict[str, Any] = {"role": role, "content": content}
     if role == "tool":
         line["tool_call_id"] = str(message.get("tool_call_id", ""))
     if role != "assistant":

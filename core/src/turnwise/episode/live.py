@@ -74,8 +74,7 @@ class LiveEpisode:
         spec, limits: which episode, and its limits.
         context: parts that it shares with other episodes.
         key: name of this attempt, unique in all processes; the ids of its requests and records start with it.
-        state: state of the agent.
-        messages, memory: the conversation as text, and the agent's notes, JSON values.
+        state, messages, memory: of the agent, the conversation as text, and the agent's notes, JSON values.
         counters: totals for the metrics.
         last_finish: finish reason of the last turn.
         reached: the limit that ended the last turn, or that the agent noted; None when there is none.
@@ -85,8 +84,7 @@ class LiveEpisode:
         waits: its waits for plugin code.
         user: its session of the simulated user; None in a run without one.
         records, events: its records, and what emits its events.
-        timer: its deadlines and requests in flight.
-        capabilities: of the engine.
+        timer, capabilities: its deadlines and requests in flight, and the capabilities of the engine.
     """
 
     spec: EpisodeSpec
@@ -179,6 +177,10 @@ class LiveEpisode:
     @property
     def max_tokens(self) -> int:
         return self.records.max_tokens
+
+    @property
+    def max_pictures(self) -> int:
+        return self.limits.max_pictures
 
     def remaining(self, record: TokenRecord) -> int:
         return self.records.remaining(record)
@@ -394,5 +396,5 @@ class LiveEpisode:
         try:
             return await code.wait_owning(self.limits.tool_call_s)
         except TimeoutError:
-            late = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
-            return ToolResult(text=late, error=True)
+            seconds = self.limits.tool_call_s
+            return ToolResult(text=f"Error: the tool did not answer within {seconds:g} seconds", error=True)

@@ -104,6 +104,10 @@ class Episode(Protocol):
     def max_tokens(self) -> int:
         """Most tokens that a record can have, prompt and response together."""
 
+    @property
+    def max_pictures(self) -> int:
+        """Most pictures that a record can have."""
+
     def remaining(self, record: TokenRecord) -> int:
         """Return the response tokens that still fit in a record; open paths count."""
 

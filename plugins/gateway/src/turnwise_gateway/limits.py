@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Self
 
 import numpy as np
 from attrs import frozen
 
+from turnwise.media import MAX_PICTURE_BYTES, Picture
 from turnwise_gateway.refusal import CallRefusedError
 
+CheckPicture = Callable[[Picture], object]
+"""Raises `DataError` or `ConfigError` for a picture that a run cannot show."""
 MAX_INLINE_BYTES: Final = 64 * 1024
 """A body of this size is read in about a millisecond, which is no more than a change of threads may take."""
 MAX_COUNTED_BYTES: Final = 1024 * 1024
@@ -17,10 +21,26 @@ _FREE_BYTES: Final = 1024 * 1024
 """Bytes for tools, and for fields that the model does not see."""
 _BYTES_PER_TOKEN: Final = 64
 """A token of a text has some 4 bytes, and several times more where it is escaped or the context has lost reasoning."""
+_BYTES_PER_PICTURE: Final = MAX_PICTURE_BYTES * 4 // 3 + 1024
+"""In base64."""
 _FREE_VALUES: Final = 20_000
 _VALUES_PER_TOKEN: Final = 8
 _FREE_ITEMS: Final = 1_000
 _IS_SEPARATOR: Final = np.isin(np.arange(256), list(b",[{"))
+
+
+@frozen
+class PictureLimits:
+    """
+    Limits of the pictures of a session.
+
+    Attributes:
+        check: of each picture.
+        most: pictures of a record.
+    """
+
+    check: CheckPicture
+    most: int
 
 
 @frozen(kw_only=True)
@@ -33,19 +53,23 @@ class CallLimits:
         num_bytes: most bytes of a body.
         num_values: most values in its JSON.
         num_items: most messages and tools together; each takes a token at least.
+        pictures: limits of pictures; None for a run that takes none.
     """
 
     max_tokens: int
     num_bytes: int
     num_values: int
     num_items: int
+    pictures: PictureLimits | None = None
 
     @classmethod
-    def of_context(cls, max_tokens: int) -> Self:
+    def of_context(cls, max_tokens: int, pictures: PictureLimits | None = None) -> Self:
         """Return the limits of a model whose context has `max_tokens`."""
+        num_picture_bytes = 0 if pictures is None else pictures.most * _BYTES_PER_PICTURE
         return cls(
             max_tokens=max_tokens,
-            num_bytes=_FREE_BYTES + _BYTES_PER_TOKEN * max_tokens,
+            num_bytes=_FREE_BYTES + _BYTES_PER_TOKEN * max_tokens + num_picture_bytes,
+            pictures=pictures,
             num_values=_FREE_VALUES + _VALUES_PER_TOKEN * max_tokens,
             num_items=_FREE_ITEMS + max_tokens,
         )

@@ -7,8 +7,7 @@ from session_scenarios import user
 
 from turnwise_gateway.dialects import DIALECTS, find_dialect
 from turnwise_gateway.dialects.exchange import Received
-from turnwise_gateway.dialects.request_body import RequestBody
-from turnwise_gateway.dialects.response_store import ResponseStore
+from turnwise_gateway.dialects.request_body import RequestBody, RequestMemory
 from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 NAMES = [dialect.name for dialect in DIALECTS]
@@ -95,7 +94,7 @@ def test_the_table_has_each_field_that_a_dialect_reads(dialect):
     made = find_dialect(dialect)
     body = RequestBody.of(dialect, made.list_key, _Watched(LEAST[dialect] | {"tools": TOOLS[dialect]}, asked))
 
-    made.read(Received.of(body, {}, b"", ResponseStore(), is_question=False))
+    made.read(Received.of(body, {}, b"", RequestMemory(), is_question=False))
 
     assert asked <= {rule.name.partition(".")[0] for rule in made.fields.rules}
     assert {made.list_key, "tools", "stream"} <= asked

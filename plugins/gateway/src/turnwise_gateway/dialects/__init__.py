@@ -65,7 +65,7 @@ def read_exchange(
     """
     memory = RequestMemory() if memory is None else memory
     parsed = memory.read(dialect.name, dialect.list_key, body)
-    exchange = dialect.read(Received.of(parsed, headers, body, memory.responses, is_question=is_question))
+    exchange = dialect.read(Received.of(parsed, headers, body, memory, is_question=is_question))
     if memory.limits is not None:
         memory.limits.check_items(len(exchange.call.messages) + len(exchange.call.tools))
     memory.keep(parsed)  # only now, for a body that is refused is not read to its end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, Final
 
 from attrs import define, field
@@ -25,9 +26,10 @@ from turnwise_gateway.dialects.fields import (
     refuse,
     refuse_unsupported,
 )
+from turnwise_gateway.dialects.pictures import PictureForm, PictureReader, read_content
 
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
+_ROLES: Final = {"system": "system", "developer": "system"}
 _BY_POSITION: Final = "messages.tool_call_id"
 """Counted among the ignored fields of a conversation in which a tool message has no id of its call."""
 _CHOICES: Final = ChoiceForms(
@@ -36,6 +38,14 @@ _CHOICES: Final = ChoiceForms(
     holder="function",
     allowed="allowed_tools",
 )
+
+
+def _find_url(part: Fields) -> str:
+    """Return the URL of a picture; `detail` has no effect, for the model's processor decides the size."""
+    return (part.object("image_url") or Fields({}, part.name("image_url"))).required_text("url")
+
+
+_PICTURES: Final = PictureForm("image_url", _find_url)
 
 
 @define
@@ -190,7 +200,8 @@ def _read_max_tokens(request: Fields) -> int | None:
 
 
 def _read_messages(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
-    messages = received.read_conversation(request, "messages", _add_message, ignored)
+    add = partial(_add_message, received.pictures)
+    messages = received.read_conversation(request, "messages", add, ignored)
     if not messages:
         raise refuse("messages", "must be a list that is not empty")
     if _BY_POSITION in ignored:
@@ -198,13 +209,13 @@ def _read_messages(received: Received, request: Fields, ignored: set[str]) -> tu
     return tuple(messages)
 
 
-def _add_message(messages: list[Message], item: Fields, ignored: set[str]) -> None:
+def _add_message(pictures: PictureReader | None, messages: list[Message], item: Fields, ignored: set[str]) -> None:
     if item.value("role") != "tool":
         if _BY_POSITION in ignored:
             check_answers(messages, item.path)
-        messages.append(_read_message(item, ignored))
+        messages.append(_read_message(item, pictures, ignored))
         return
-    content = read_parts(item, "content", _TEXT_PARTS, "\n")
+    content = read_content(item, "content", _TEXT_PARTS, "\n", _PICTURES, pictures)
     if not (call_id := item.text("tool_call_id")):
         call_id = find_answered_call(messages, item.name("tool_call_id"))
         ignored.add(_BY_POSITION)
@@ -213,10 +224,13 @@ def _add_message(messages: list[Message], item: Fields, ignored: set[str]) -> No
     messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
-def _read_message(message: Fields, ignored: set[str]) -> Message:
+def _read_message(message: Fields, pictures: PictureReader | None, ignored: set[str]) -> Message:
     role = message.text("role")
     if message.text("name"):
         ignored.add("messages.name")
+    if role == "user":
+        content = read_content(message, "content", _TEXT_PARTS, "\n", _PICTURES, pictures)
+        return {"role": role, "content": content}
     if role in _ROLES:
         return {"role": _ROLES[role], "content": read_parts(message, "content", _TEXT_PARTS, "\n")}
     if role == "assistant":

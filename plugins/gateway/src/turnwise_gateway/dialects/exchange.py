@@ -15,7 +15,8 @@ from turnwise import Message
 from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.dialects.fields import Fields
-from turnwise_gateway.dialects.request_body import Mark, RequestBody
+from turnwise_gateway.dialects.pictures import PictureReader
+from turnwise_gateway.dialects.request_body import Mark, RequestBody, RequestMemory
 from turnwise_gateway.dialects.response_store import ResponseStore
 from turnwise_gateway.dialects.strict_json import write_json
 
@@ -51,6 +52,7 @@ class Received:
         source: the body as it came.
         is_question: no reply of the model is asked for.
         responses: of the session.
+        pictures: reads its pictures; None if the run takes none.
     """
 
     body: RequestBody
@@ -58,6 +60,7 @@ class Received:
     source: bytes
     is_question: bool
     responses: ResponseStore
+    pictures: PictureReader | None
 
     @classmethod
     def of(
@@ -65,12 +68,12 @@ class Received:
         body: RequestBody,
         headers: Mapping[str, str],
         source: bytes,
-        responses: ResponseStore,
+        memory: RequestMemory,
         *,
         is_question: bool,
     ) -> Received:
         """Return a request without the headers that have keys."""
-        return cls(body, keep_headers(headers), source, is_question, responses)
+        return cls(body, keep_headers(headers), source, is_question, memory.responses, memory.pictures)
 
     def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
         """

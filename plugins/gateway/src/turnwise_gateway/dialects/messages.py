@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from attrs import define, field
@@ -17,6 +18,7 @@ from turnwise_gateway.calls import (
     ModelReply,
     SessionBackend,
 )
+from turnwise_gateway.contents import Content, build_content, text_part
 from turnwise_gateway.dialects.constraints import ChoiceForms, read_format
 from turnwise_gateway.dialects.dialect import Dialect
 from turnwise_gateway.dialects.errors import describe_messages_error
@@ -32,6 +34,7 @@ from turnwise_gateway.dialects.fields import (
     refuse_unsupported,
 )
 from turnwise_gateway.dialects.malformed_input import find_malformed, write_input, write_input_delta
+from turnwise_gateway.dialects.pictures import PictureForm, PictureReader, read_content, read_part
 
 _TEXT_PARTS: Final = {"text": "text"}
 _CHOICES: Final = ChoiceForms(
@@ -41,6 +44,18 @@ _OF_CLIENTS: Final = ("bash_", "computer_", "memory_", "text_editor_")
 """Types of tools that the client runs and whose schemas the vendor's models have learned."""
 _BILLING: Final = "x-anthropic-billing-header:"
 """Lines of the system prompt that begin so are for Anthropic's accounting; their values change between calls."""
+
+
+def _find_url(block: Fields) -> str:
+    """Return the bytes of a picture as a URL; whatever its `media_type` is, the bytes tell the type."""
+    source = block.object("source")
+    kind = "none" if source is None else source.text("type")
+    if source is None or kind != "base64":
+        raise refuse_unsupported(block.name("source"), f"it has the type {kind!r}, and nothing is fetched: send base64")
+    return f"data:{source.text('media_type') or ''};base64,{source.required_text('data')}"
+
+
+_PICTURES: Final = PictureForm("image", _find_url)
 
 
 @define
@@ -180,7 +195,7 @@ def _read_format(request: Fields, ignored: set[str]) -> tuple[Constraint, ...]:
 
 def _read_conversation(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
     head = received.read_field(request, "system", _read_head, ignored)
-    messages = received.read_conversation(request, "messages", _add_message, ignored)
+    messages = received.read_conversation(request, "messages", partial(_add_message, received.pictures), ignored)
     if not request.values.get("messages"):
         raise refuse("messages", "must be a list that is not empty")
     if messages[-1]["role"] == "assistant":
@@ -193,12 +208,12 @@ def _read_head(request: Fields, ignored: set[str]) -> tuple[Message, ...]:
     return ({"role": "system", "content": system},) if system else ()
 
 
-def _add_message(messages: list[Message], item: Fields, ignored: set[str]) -> None:
+def _add_message(pictures: PictureReader | None, messages: list[Message], item: Fields, ignored: set[str]) -> None:
     role = item.text("role")
     if role == "assistant":
         messages.append(_read_assistant(item, ignored))
     elif role == "user":
-        messages += _read_user(item)
+        messages += _read_user(item, pictures)
     elif role == "system":
         messages.append({"role": "system", "content": _read_system(item, "content")})
     else:
@@ -212,20 +227,21 @@ def _read_system(owner: Fields, key: str) -> str:
     return "\n".join(line for line in text.split("\n") if not line.startswith(_BILLING))
 
 
-def _read_user(message: Fields) -> list[Message]:
-    """Return the tool results and texts of a user's message, in order; adjacent texts are one message."""
+def _read_user(message: Fields, pictures: PictureReader | None) -> list[Message]:
+    """Return the tool results of a user's message, and the texts and pictures between them, in order."""
     if not isinstance(message.value("content"), list):
         return [{"role": "user", "content": message.text("content") or ""}]
     found: list[dict[str, Any]] = []
     for block in message.objects("content"):
         if block.text("type") == "tool_result":
-            found.append(_read_result(block))
+            found.append(_read_result(block, pictures))
             continue
-        text = _read_text(block)
-        if found and found[-1]["role"] == "user":
-            found[-1]["content"] += "\n" + text
-        else:
-            found.append({"role": "user", "content": text})
+        if not found or found[-1]["role"] != "user":
+            found.append({"role": "user", "content": []})
+        found[-1]["content"].append(read_part(block, _TEXT_PARTS, _PICTURES, pictures))
+    for each in found:
+        if each["role"] == "user":
+            each["content"] = build_content(each["content"], "\n")
     return [*found] or [{"role": "user", "content": ""}]
 
 
@@ -235,12 +251,23 @@ def _read_text(block: Fields) -> str:
     return block.text("text") or ""
 
 
-def _read_result(block: Fields) -> dict[str, Any]:
-    content = read_parts(block, "content", _TEXT_PARTS, "\n")
+def _read_result(block: Fields, pictures: PictureReader | None) -> dict[str, Any]:
+    content = read_content(block, "content", _TEXT_PARTS, "\n", _PICTURES, pictures)
     # Chat Completions has no mark for a failed call, so the text tells the model, once.
-    if block.flag("is_error") and not content.lower().startswith(("error", "<tool_use_error>")):
-        content = f"Error: {content}"
+    if block.flag("is_error"):
+        content = _mark_error(content)
     return {"role": "tool", "tool_call_id": block.required_text("tool_use_id"), "content": content}
+
+
+def _mark_error(content: Content) -> Content:
+    """Return the content of a failed call's result; its text begins with a word for that."""
+    if isinstance(content, str):
+        is_marked = content.lower().startswith(("error", "<tool_use_error>"))
+        return content if is_marked else f"Error: {content}"
+    first = content[0].get("text")
+    if first is None:
+        return [text_part("Error:"), *content]
+    return [text_part(str(_mark_error(first))), *content[1:]]
 
 
 def _read_assistant(message: Fields, ignored: set[str]) -> Message:

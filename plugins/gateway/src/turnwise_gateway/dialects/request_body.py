@@ -23,6 +23,7 @@ from attrs import define, field, frozen
 
 from turnwise import Message
 from turnwise_gateway.dialects import strict_json
+from turnwise_gateway.dialects.pictures import PictureReader
 from turnwise_gateway.dialects.response_store import ResponseStore
 from turnwise_gateway.limits import CallLimits
 from turnwise_strict_json import MAX_DEPTH, check_depth, check_surrogates, read_json
@@ -207,11 +208,17 @@ class RequestMemory:
     Attributes:
         limits: of its bodies; None for none.
         responses: that its requests may name.
+        pictures: reads the pictures of its requests; None if the run takes none.
     """
 
     limits: CallLimits | None = None
     responses: ResponseStore = field(factory=ResponseStore, init=False)
+    pictures: PictureReader | None = field(init=False)
     _bodies: list[RequestBody] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        limits = None if self.limits is None else self.limits.pictures
+        self.pictures = None if limits is None else PictureReader(limits.check)
 
     @property
     def num_bytes(self) -> int:

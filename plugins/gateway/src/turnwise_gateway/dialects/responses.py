@@ -24,6 +24,7 @@ from turnwise_gateway.dialects.fields import (
     refuse,
     refuse_unsupported,
 )
+from turnwise_gateway.dialects.pictures import PictureForm, PictureReader, read_content
 from turnwise_gateway.dialects.responses_events import ENCRYPTED_PREFIX, STATUSES, ResponsesExchange
 
 _TEXT_PARTS: Final = {
@@ -39,8 +40,18 @@ _AGENT_PARTS: Final = {"input_text": "text", "encrypted_content": "encrypted_con
 _CHOICES: Final = ChoiceForms(
     words={"auto": "auto", "none": "none", "required": "required"}, named="function", allowed=""
 )
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
+_ROLES: Final = {"system": "system", "developer": "system"}
 _STATE: Final = ("conversation", "prompt")
+
+
+def _find_url(part: Fields) -> str:
+    """Return the URL of a picture; `detail` has no effect, for the model's processor decides the size."""
+    if part.value("file_id") is not None:
+        raise refuse_unsupported(part.name("file_id"), "no files are stored: send a 'data:' URL as 'image_url'")
+    return part.required_text("image_url")
+
+
+_PICTURES: Final = PictureForm("input_image", _find_url)
 
 
 def _read_request(received: Received) -> ResponsesExchange:
@@ -78,7 +89,7 @@ def _read_request(received: Received) -> ResponsesExchange:
     def keep(response: Mapping[str, Any]) -> None:
         messages = list(conversation)
         for item in response["output"]:
-            _add_item(messages, Fields(item), set())
+            _add_item(None, messages, Fields(item), set())
         received.responses.keep(response["id"], messages, response["output"])
 
     return ResponsesExchange(
@@ -109,7 +120,7 @@ def _read_conversation(received: Received, request: Fields, ignored: set[str]) -
     """Return the messages of the response that the request continues, and of its input."""
 
     def add(messages: list[Message], item: Fields, found: set[str]) -> None:
-        _add_item(messages, _resolve(item, received), found)
+        _add_item(received.pictures, messages, _resolve(item, received), found)
 
     messages = _read_earlier(received, request)
     if isinstance(request.value("input"), str):
@@ -144,7 +155,7 @@ def _resolve(item: Fields, received: Received) -> Fields:
     return Fields(dict(found), item.path)
 
 
-def _add_item(messages: list[Message], item: Fields, ignored: set[str]) -> None:
+def _add_item(pictures: PictureReader | None, messages: list[Message], item: Fields, ignored: set[str]) -> None:
     """
     Add an item: the reasoning, texts and calls of one turn are one assistant message.
 
@@ -153,13 +164,13 @@ def _add_item(messages: list[Message], item: Fields, ignored: set[str]) -> None:
     """
     kind = item.text("type") or "message"
     if kind == "message":
-        _add_message(messages, item)
+        _add_message(messages, item, pictures)
     elif kind == "reasoning":
         _add_reasoning(messages, item, ignored)
     elif kind == "function_call":
         _add_call(messages, item)
     elif kind == "function_call_output":
-        content = read_parts(item, "output", _TEXT_PARTS, "\n")
+        content = read_content(item, "output", _TEXT_PARTS, "\n", _PICTURES, pictures)
         messages.append({"role": "tool", "tool_call_id": item.required_text("call_id"), "content": content})
     elif kind == "agent_message":
         messages.append({"role": "user", "content": read_parts(item, "content", _AGENT_PARTS, "")})
@@ -177,9 +188,12 @@ def _take_turn(messages: list[Message]) -> dict[str, Any]:
     return turn
 
 
-def _add_message(messages: list[Message], item: Fields) -> None:
+def _add_message(messages: list[Message], item: Fields, pictures: PictureReader | None) -> None:
     role = item.text("role")
-    if role in _ROLES:
+    if role == "user":
+        content = read_content(item, "content", _TEXT_PARTS, "\n", _PICTURES, pictures)
+        messages.append({"role": role, "content": content})
+    elif role in _ROLES:
         messages.append({"role": _ROLES[role], "content": read_parts(item, "content", _TEXT_PARTS, "\n")})
     elif role == "assistant":
         # Some clients send reasoning as a message before that of the text: both are one turn.

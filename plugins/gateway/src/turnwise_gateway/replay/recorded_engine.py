@@ -54,7 +54,7 @@ class RecordedEngine:
         """Do nothing."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        context = len(request.token_ids), digest_context(request.token_ids)
+        context = len(request.token_ids), digest_context(request.token_ids, request.pictures)
         turn = next((each for each in self.turns if each.context == context), None)
         if turn is None:
             waiting: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()

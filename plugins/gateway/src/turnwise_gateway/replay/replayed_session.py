@@ -146,7 +146,7 @@ class SessionReplay(SessionListener):
         if event["event"] == "call":
             call = _Call(event["call"])
             self._calls.append(call)
-            if (body := read_body(event)) is None:  # it cannot be sent again
+            if (body := read_body(event, self.file.data)) is None:  # it cannot be sent again
                 return
             url = client.anthropic_base_url + event["path"]
             call.sending = group.create_task(_send(http, url, body, event["headers"]))

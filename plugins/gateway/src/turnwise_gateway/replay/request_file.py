@@ -5,7 +5,8 @@ The first line has the format, the task and the capabilities of the engine. Each
 `call` with a number from 0:
 
 - `call`: a request came, with `path`, `headers` without keys, and `body` as it was sent: a text, `base64` of bytes that
-  are no text, or null if the gateway has not read all of it.
+  are no text, or null if the gateway has not read all of it. A list has texts and numbers of `data` between them.
+- `data`: a long text in base64, such as a picture, with its `number`; the bodies behind it refer to it.
 - `answer`: a turn was sampled for it, or given to it again: `turn` is the id of the turn, `record` and `number` its
   place. The first answer with a turn has its `result`, size and digest of its `context`, and `sampled_for`: the call
   that the engine was asked for, which may be an earlier one.
@@ -26,37 +27,45 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
-from turnwise import Episode, FinishReason, GenerateResult, Task
+from turnwise import Episode, FinishReason, GenerateResult, Task, Trajectory
 from turnwise.errors import DataError, describe
+from turnwise.record.pictures import Pictures, before, places
 from turnwise.types import Capabilities, TokenArray
 from turnwise_gateway.calls import CallRefusedError, ForwardedCall, ModelCall
 from turnwise_gateway.dialects import find_dialect
 from turnwise_gateway.private_files import append_private_line
+from turnwise_gateway.session.contexts import digest
 from turnwise_gateway.session.delivery import Outcome
 from turnwise_gateway.session.door import SessionListener
 from turnwise_gateway.session.records import SampledTurn
 from turnwise_gateway.session.session import Session
 
 FORMAT: Final = "turnwise requests of a session"
-VERSION: Final = 2
-_CAPABILITIES: Final = ("logprobs", "seeds", "stop_strings", "abort", "grammars", "max_context", "vocab_size")
+VERSION: Final = 3
+_READABLE: Final = (2, VERSION)
+"""Version 2 has no `data`."""
+_CAPABILITIES: Final = (
+    *("logprobs", "seeds", "stop_strings", "abort", "grammars", "pictures", "max_context", "vocab_size"),
+)
+_LONG_DATA: Final = re.compile("([A-Za-z0-9+/]{1024,}={0,2})")
 _WIRE_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
 """Headers of a connection and not of the request."""
 
 Event = dict[str, Any]
 
 
-def digest_context(token_ids: TokenArray) -> str:
+def digest_context(token_ids: TokenArray, pictures: Pictures = ()) -> str:
     """Return a digest of a context."""
-    return blake2b(token_ids.astype("<i4").tobytes(), digest_size=16).hexdigest()
+    return digest(token_ids, pictures, 16)
 
 
 def describe_episode_records(episode: Episode, first: int = 0) -> list[Event]:
@@ -74,6 +83,8 @@ def describe_episode_records(episode: Episode, first: int = 0) -> list[Event]:
 def _plain(values: Mapping[str, Any]) -> Event:
     # Through JSON and back, so that values compare with those of a file.
     lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    if "pictures" in lists:
+        lists["pictures"] = places(lists["pictures"])
     plain: Event = json.loads(json.dumps(lists))
     return plain
 
@@ -91,6 +102,7 @@ class RequestLog(SessionListener):
     session: Session
     path: Path
     _turns: dict[str, int] = field(factory=dict, init=False)
+    _data: dict[bytes, int] = field(factory=dict, init=False)  # by their digests
 
     def __attrs_post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +119,8 @@ class RequestLog(SessionListener):
     def on_call(self, number: int, call: ModelCall) -> None:
         headers = {name: value for name, value in call.headers.items() if name not in _WIRE_HEADERS}
         path = f"/{find_dialect(call.dialect).path}"
-        self._write({"event": "call", "call": number, "path": path, "headers": headers, **_write_body(call.body)})
+        body = self._divide(_write_body(call.body))
+        self._write({"event": "call", "call": number, "path": path, "headers": headers, **body})
 
     def on_answer(self, number: int, turn: SampledTurn) -> None:
         self._write({"event": "answer", "call": number, **self._describe(number, turn)})
@@ -119,8 +132,9 @@ class RequestLog(SessionListener):
     def on_left(self, number: int) -> None:
         self._write({"event": "left", "call": number})
 
-    def on_kept(self, number: int, context: TokenArray) -> None:
-        self._write({"event": "kept", "call": number, "context": [len(context), digest_context(context)]})
+    def on_kept(self, number: int, record: Trajectory) -> None:
+        context = [len(record), digest_context(record.input_ids, record.pictures)]
+        self._write({"event": "kept", "call": number, "context": context})
 
     def on_outcome(self, number: int, outcome: Outcome) -> None:
         self._write({"event": outcome, "call": number})
@@ -146,10 +160,24 @@ class RequestLog(SessionListener):
         if reply.id in self._turns:
             return described
         self._turns[reply.id] = number
-        context = turn.record.trajectory.input_ids[: reply.usage.prompt_tokens]
-        size, digest = len(context), digest_context(context)
-        described |= {"context": [size, digest], "sampled_for": turn.number}
+        size, record = reply.usage.prompt_tokens, turn.record.trajectory
+        context = [size, digest_context(record.input_ids[:size], before(record.pictures, size))]
+        described |= {"context": context, "sampled_for": turn.number}
         return {**described, "result": _plain(asdict(turn.result))}
+
+    def _divide(self, body: Event) -> Event:
+        """Return a body with the numbers of its long texts in base64, whose events are written before."""
+        pieces: list[str | int] = _LONG_DATA.split(body.get("body") or "")
+        if len(pieces) == 1:
+            return body
+        for place in range(1, len(pieces), 2):  # the texts in base64
+            text = str(pieces[place])
+            name = sha256(text.encode()).digest()
+            if name not in self._data:
+                self._data[name] = len(self._data)
+                self._write({"event": "data", "number": self._data[name], "text": text})
+            pieces[place] = self._data[name]
+        return {"body": pieces}
 
     def _write(self, event: Event) -> None:
         append_private_line(self.path, event)
@@ -162,11 +190,14 @@ def _write_body(body: bytes | None) -> Event:
         return {"base64": base64.b64encode(body or b"").decode("ascii")}
 
 
-def read_body(event: Event) -> bytes | None:
-    """Return the body of a request; None if the gateway had not read all of it."""
+def read_body(event: Event, data: Mapping[int, str]) -> bytes | None:
+    """Return the body of a request, with the texts that it refers to; None if the gateway had not read all of it."""
     if "base64" in event:
         return base64.b64decode(event["base64"])
-    return None if event["body"] is None else str(event["body"]).encode()
+    body = event["body"]
+    if isinstance(body, list):
+        return "".join(each if isinstance(each, str) else data[each] for each in body).encode()
+    return None if body is None else str(body).encode()
 
 
 def log_session(session: Session, folder: str | Path | None) -> None:
@@ -189,6 +220,7 @@ class RequestFile:
         validation: of the episode.
         capabilities: of the engine, as far as the answers of a session depend on them.
         events: in order, without the end.
+        data: the long texts of its bodies, by their numbers.
         records: of the session; None when the file has no end.
     """
 
@@ -200,6 +232,7 @@ class RequestFile:
     validation: bool
     capabilities: Capabilities
     events: tuple[Event, ...]
+    data: Mapping[int, str]
     records: list[Event] | None
 
 
@@ -210,11 +243,12 @@ def read_requests(path: Path) -> RequestFile:
         head = json.loads(lines[0]) if lines else None
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise DataError(f"{path}: not a file with the requests of a session")
-        if head["version"] != VERSION:
+        if head["version"] not in _READABLE:
             raise DataError(f"{path}: has version {head['version']}, but this version reads {VERSION}")
         events = [json.loads(line) for line in lines[1:-1]]
         events += _read_last(lines[-1]) if len(lines) > 1 else []
-        events = [event for event in events if event["event"] != "forwarded"]
+        data = {event["number"]: event["text"] for event in events if event["event"] == "data"}
+        events = [event for event in events if event["event"] not in ("forwarded", "data")]
         ends = [number for number, event in enumerate(events) if event["event"] == "end"]
         task = head["task"]
         return RequestFile(
@@ -226,6 +260,7 @@ def read_requests(path: Path) -> RequestFile:
             validation=head["validation"],
             capabilities=Capabilities(**{"grammars": False} | head["capabilities"]),
             events=tuple(events[: ends[0]] if ends else events),
+            data=data,
             records=events[ends[0]]["records"] if ends else None,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

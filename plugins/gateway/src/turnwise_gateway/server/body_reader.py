@@ -36,12 +36,17 @@ class BodyReader:
         read = partial(
             read_exchange, route.dialect, body, headers, self._memory, is_question=route.question is not None
         )
-        if len(body) <= MAX_INLINE_BYTES or self._continues(route.dialect, body):
+        is_short = self._is_short(route.dialect, body)
+        if is_short and self.limits.pictures is None:
             return read()  # a thread would cost more than the work
         async with self._turn:  # a session has one thread at most
+            if is_short:  # but a picture of some kilobytes may be a large one
+                return await in_thread(read, {})
             return await in_thread(run_and_give_back, {"work": read})
 
-    def _continues(self, dialect: Dialect, body: bytes) -> bool:
-        """Return whether little of a body is new, so that it is read in no more time than a short one."""
+    def _is_short(self, dialect: Dialect, body: bytes) -> bool:
+        """Return whether a body is short, or little of it is new, so that it is read in no more time."""
+        if len(body) <= MAX_INLINE_BYTES:
+            return True
         # The limit on values counts the whole body, which takes as long for a very large one.
         return len(body) <= MAX_COUNTED_BYTES and (self._memory.count_new_bytes(dialect.name, body) <= MAX_INLINE_BYTES)

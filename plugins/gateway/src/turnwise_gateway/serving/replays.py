@@ -77,7 +77,7 @@ class Replays:
 def open_replays(config: RunConfig, host: Host) -> Iterator[Replays]:
     """Start a run like the recorded one, with its own engine and without a reward, inside the `with` statement."""
     # Each file brings the capabilities of its own engine; those until then must not exclude any.
-    engine = RecordedEngine(capabilities=Capabilities(grammars=True))
+    engine = RecordedEngine(capabilities=Capabilities(grammars=True, pictures=True))
     with host.registry("engines").owned_by("gateway"):
         host.registry("engines").add(_ENGINE, lambda _config, _resources: engine)
     service = SessionService(RunningServer(model_name(config), ServerOptions()), capacity=1)

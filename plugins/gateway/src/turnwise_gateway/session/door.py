@@ -14,8 +14,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 import structlog
 from attrs import define, field
 
+from turnwise import Trajectory
 from turnwise.errors import InfrastructureError, describe
-from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallRefusedError, ForwardedCall, ModelCall
 from turnwise_gateway.session.delivery import Outcome
 from turnwise_gateway.session.records import SampledTurn
@@ -40,8 +40,8 @@ class SessionListener:
     def on_left(self, number: int) -> None:
         """Take note that the client of a call left before there was an answer."""
 
-    def on_kept(self, number: int, context: TokenArray) -> None:
-        """Take note that the sampling of a call continues without a client, behind the (n,) ids of its context."""
+    def on_kept(self, number: int, record: Trajectory) -> None:
+        """Take note that the sampling of a call continues without a client, behind the tokens of a record."""
 
     def on_outcome(self, number: int, outcome: Outcome) -> None:
         """Take note of what became of the answer to a call, before the session acts on it."""

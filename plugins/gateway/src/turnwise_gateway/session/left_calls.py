@@ -56,8 +56,7 @@ class LeftCalls:
         self._sampling[shared] = sampling = asyncio.get_running_loop().create_future()
         if call.outlive is not None:
             call.outlive(sampling)
-        context = record.trajectory.input_ids
-        self.door.tell(lambda each: each.on_kept(shared.number, context))
+        self.door.tell(lambda each: each.on_kept(shared.number, record.trajectory))
 
     def end(self, task: asyncio.Task[None]) -> None:
         """End the sampling of a call, in a task."""

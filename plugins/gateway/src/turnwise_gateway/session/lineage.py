@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 
 from turnwise import Episode
 from turnwise.types import Message
+from turnwise_gateway.contents import has_parts, parts_key, text_of
 from turnwise_gateway.session.options import Kind, TrainedKinds
 from turnwise_gateway.session.records import OpenRecord
 from turnwise_gateway.tree.messages import tools_key
@@ -182,7 +183,7 @@ class _Family:
 
     def _find_summary(self, root: OpenRecord) -> OpenRecord | None:
         """Return the record whose last turn is quoted in the prompt of this one, as the summary of a conversation."""
-        texts = [message.get("content") or "" for message in root.prompt if message["role"] != "tool"]
+        texts = [text_of(message.get("content")) for message in root.prompt if message["role"] != "tool"]
         for other in self.records:
             if other.untrained_model or _first(other) is root or _opening(_first(other)) == _opening(root):
                 continue
@@ -254,7 +255,8 @@ def _opening(root: OpenRecord) -> tuple[object, ...]:
     """Return the messages up to the user's first: conversations that share them are about the same."""
     key: list[object] = []
     for message in root.prompt:
-        key.append((message["role"], message.get("content") or ""))
+        content = message.get("content") or ""
+        key.append((message["role"], parts_key(content) if has_parts(message) else content))
         if message["role"] == "user":
             break
     return tuple(key)

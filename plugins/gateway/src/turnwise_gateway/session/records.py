@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
-from hashlib import blake2b
 from typing import Final
 
 import numpy as np
@@ -18,12 +17,14 @@ from attrs import define, evolve, field, frozen
 
 from turnwise import Chat, Episode, GenerateResult, Message, Trajectory
 from turnwise.errors import BudgetExhausted, PromptTooLongError, TemplateError
+from turnwise.record.pictures import split_media
 from turnwise.record.trajectory import Mark
-from turnwise.types import TokenArray, ToolSchema
+from turnwise.types import ToolSchema, as_token_array
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.session.call_ids import CallIds
+from turnwise_gateway.session.contexts import Context, check_pictures, context_full, digest, equals_joined
 from turnwise_gateway.session.options import SessionOptions
-from turnwise_gateway.session.rendering import Rendering
+from turnwise_gateway.session.rendering import Rendering, render_prompt
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import ReadCalls, Split, is_plain, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationNode, ConversationTree, Match, last_turn, messages_between
@@ -129,7 +130,7 @@ class Choice:
 
     point: ResumePoint | None
     messages: tuple[Message, ...]
-    ids: TokenArray
+    ids: Context
     reason: str = ""
 
 
@@ -182,7 +183,7 @@ class SessionRecords:
     def __attrs_post_init__(self) -> None:
         self._trees = defaultdict(partial(ConversationTree, self.split, _rank, self.read_calls))
         messages = self.episode.task.messages
-        # The model reads texts only, so no conversation of this session has the messages of a task with images.
+        # The dialects read no other form, so no conversation of this session has such messages.
         is_read = all(is_plain(message) for message in messages)
         self._task_forms = [normalise(message, self.split).key for message in messages] if is_read else None
 
@@ -223,10 +224,10 @@ class SessionRecords:
         """
         choice = self._continue(location, rendering)
         if choice.point is None or self.options.history == "template":
-            prompt = _render_prompt(call, tools, rendering)
+            prompt = render_prompt(call, tools, rendering)
             if choice.point is not None:
-                before = choice.point.record.trajectory.input_ids[: choice.point.num_tokens]
-                if np.array_equal(prompt, np.concatenate([before, choice.ids])):
+                point = choice.point
+                if equals_joined(prompt, point.record.trajectory, point.num_tokens, choice.ids):
                     return choice
                 choice = Choice(None, (), choice.ids, "history")
             is_known = self.tree(call.model).knows(call.messages, except_tools=tools)
@@ -316,16 +317,18 @@ class SessionRecords:
         trajectory = point.record.trajectory
         limit = len(trajectory) + self.episode.remaining(trajectory)
         if self.count_tokens(choice) >= limit:
-            raise _context_full(self.count_tokens(choice), limit)
+            raise context_full(self.count_tokens(choice), limit)
+        check_pictures(trajectory, point.num_tokens, choice.ids, self.episode.max_pictures)
 
     def _begin(self, call: ModelCall, tools: str, choice: Choice) -> OpenRecord:
+        check_pictures(None, 0, choice.ids, self.episode.max_pictures)
         name = self._name_conversation(call, choice.ids)
         try:
             trajectory = self.episode.begin(choice.ids, seed_name=name)
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error
         except PromptTooLongError as error:
-            raise _context_full(error.num_tokens, error.max_tokens) from error
+            raise context_full(error.num_tokens, error.max_tokens) from error
         tree = self.tree(call.model)
         place = tree.add(tree.root(tools), call.messages)
         given = (call.messages, call.headers, self.options.untrained_name(call.model))
@@ -334,7 +337,7 @@ class SessionRecords:
         if trajectory.num_prompt_tokens != len(choice.ids):
             # The run's policy cuts long prompts, but an agent must learn that its conversation does not fit.
             record.is_sampling = True
-            raise _context_full(len(choice.ids), trajectory.num_prompt_tokens)
+            raise context_full(len(choice.ids), trajectory.num_prompt_tokens)
         self.add_point(record)
         return record
 
@@ -360,23 +363,17 @@ class SessionRecords:
         self.add_point(record)
         return record
 
-    def _name_conversation(self, call: ModelCall, prompt_ids: TokenArray) -> str:
+    def _name_conversation(self, call: ModelCall, prompt: Context) -> str:
         forms = [normalise(message, self.split).key for message in call.messages]
         if forms == self._task_forms and all(record.name for record in self.records):
             return ""
-        return blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest()
+        ids, pictures = split_media(prompt)
+        return digest(as_token_array(ids), pictures, 8)
 
 
 def _name_tools(message: Message) -> dict[str, str]:
     """Return the names of the tools that a message calls, by the ids of the calls."""
     return {call.get("id", ""): call["function"]["name"] for call in message.get("tool_calls") or ()}
-
-
-def _render_prompt(call: ModelCall, tools: str, rendering: Rendering) -> TokenArray:
-    try:
-        return rendering.prompt(call.messages, call.tools, len(tools))
-    except TemplateError as error:
-        raise CallRefusedError("invalid", str(error), param="messages") from error
 
 
 def _free_point(place: ConversationNode[ResumePoint]) -> ResumePoint:
@@ -389,8 +386,3 @@ def _rank(place: ConversationNode[ResumePoint]) -> int:
     turn = last_turn(place)
     points = place.points or (turn.points if turn else [])
     return 0 if any(point.record.ends_at(point) for point in points) else 1 if points else 2
-
-
-def _context_full(num_tokens: int, max_tokens: int) -> CallRefusedError:
-    text = f"the conversation has {num_tokens} tokens of at most {max_tokens}"
-    return CallRefusedError("context_length_exceeded", text, num_tokens=num_tokens, max_tokens=max_tokens)

@@ -11,15 +11,19 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from attrs import define, field
 
 from turnwise import Chat, Message
+from turnwise.errors import TemplateError
+from turnwise.protocols import PictureChat
 from turnwise.threads import in_thread
-from turnwise.types import TokenArray, ToolSchema
-from turnwise_gateway.calls import CallRefusedError
+from turnwise.types import ToolSchema
+from turnwise_gateway.calls import CallRefusedError, ModelCall
+from turnwise_gateway.contents import has_parts, text_of
 from turnwise_gateway.memory import run_and_give_back
+from turnwise_gateway.session.contexts import Context
 
 MAX_INLINE_CHARS: Final = 32 * 1024
 """Texts of this size become tokens in some milliseconds."""
@@ -31,7 +35,7 @@ _SURE_TOKENS: Final = 2
 class LongTextError(Exception):
     """A text is not there as tokens; `Rendering.prepare` makes it so."""
 
-    def __init__(self, args: tuple[object, ...], render: Callable[[], TokenArray]) -> None:
+    def __init__(self, args: tuple[object, ...], render: Callable[[], Context]) -> None:
         super().__init__("a long text is not there as tokens")
         self.key, self.render = args, render
 
@@ -50,9 +54,9 @@ class Rendering:
     chat: Chat
     max_tokens: int
     turn: asyncio.Lock
-    _known: list[tuple[tuple[object, ...], Callable[[], TokenArray]]] = field(factory=list, init=False)
+    _known: list[tuple[tuple[object, ...], Callable[[], Context]]] = field(factory=list, init=False)
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema], num_tool_chars: int) -> TokenArray:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema], num_tool_chars: int) -> Context:
         """
         Return (P,) ids of a whole conversation; errors as `Chat.prompt`.
 
@@ -66,12 +70,20 @@ class Rendering:
             CallRefusedError: the texts are longer than the context.
         """
         args = ("prompt", messages, tools)
-        return self._find(args, num_tool_chars, messages, partial(self.chat.prompt, messages, tools))
+        render = self._choose(messages, "prompt")
+        return self._find(args, num_tool_chars, messages, partial(render, messages, tools))
 
-    def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool) -> TokenArray:
+    def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool) -> Context:
         """Return (D,) ids of new messages; errors as `Chat.delta` and `prompt`."""
         args = ("delta", messages, last_token_id, with_tools)
-        return self._find(args, 0, messages, partial(self.chat.delta, messages, last_token_id, with_tools=with_tools))
+        render = self._choose(messages, "delta")
+        return self._find(args, 0, messages, partial(render, messages, last_token_id, with_tools=with_tools))
+
+    def _choose(self, messages: Sequence[Message], name: Literal["prompt", "delta"]) -> Callable[..., Context]:
+        """Return the method of the chat that renders messages; only sessions whose chat has it take pictures."""
+        if isinstance(self.chat, PictureChat) and any(map(has_parts, messages)):
+            return self.chat.picture_prompt if name == "prompt" else self.chat.picture_delta
+        return self.chat.prompt if name == "prompt" else self.chat.delta
 
     async def prepare(self, missing: LongTextError) -> None:
         """Make tokens of a text in a thread, beside other calls."""
@@ -88,8 +100,8 @@ class Rendering:
         args: tuple[object, ...],
         num_chars: int,
         messages: Sequence[Message],
-        render: Callable[[], TokenArray],
-    ) -> TokenArray:
+        render: Callable[[], Context],
+    ) -> Context:
         for known, result in self._known:
             if known == args:  # in most cases the messages are the same objects
                 return result()
@@ -97,9 +109,9 @@ class Rendering:
             return render()
         raise LongTextError(args, partial(self._render_long, messages, render))
 
-    def _render_long(self, messages: Sequence[Message], render: Callable[[], TokenArray]) -> TokenArray:
+    def _render_long(self, messages: Sequence[Message], render: Callable[[], Context]) -> Context:
         # Templates drop the reasoning of earlier turns, and no other text.
-        texts = [str(message.get("content") or "") for message in messages if message["role"] != "assistant"]
+        texts = [text_of(message.get("content")) for message in messages if message["role"] != "assistant"]
         num_chars = _SURE_CHARS * self.max_tokens
         if sum(map(len, texts)) > num_chars:
             num_tokens = len(self.chat.tokenizer.encode("".join(texts)[:num_chars]))
@@ -111,8 +123,18 @@ class Rendering:
         return render()
 
 
+def render_prompt(call: ModelCall, tools: str, rendering: Rendering) -> Context:
+    """Return the ids of a call's conversation; `CallRefusedError` if the template refuses it."""
+    try:
+        return rendering.prompt(call.messages, call.tools, len(tools))
+    except TemplateError as error:
+        raise CallRefusedError("invalid", str(error), param="messages") from error
+
+
 def _count_chars(message: Message) -> int:
     calls = message.get("tool_calls") or ()
+    if has_parts(message):  # to read a picture takes as long as a long text
+        return MAX_INLINE_CHARS + 1
     texts = (
         message.get("content"),
         message.get("reasoning_content"),
@@ -121,7 +143,7 @@ def _count_chars(message: Message) -> int:
     return sum(len(text) for text in texts if text)
 
 
-def _raise(error: Exception) -> TokenArray:
+def _raise(error: Exception) -> Context:
     raise error
 
 

@@ -16,6 +16,7 @@ from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.call_ids import CallIds
+from turnwise_gateway.session.contexts import limit_calls
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer, do_nothing
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_gateway.session.field_counter import FieldCounter, count_metric
@@ -53,8 +54,7 @@ class Session:
         others: its calls for models of other servers.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
         tools: runs its tool calls.
-        exhausted: the last refusal for lack of budget or context; None when there was none.
-        refused: the last refusal for another reason, since the last turn that a client has; None when there was none.
+        exhausted, refused: the last refusal for lack of budget or context, and for another reason since the last turn.
         num_calls: calls so far, refused ones included.
         transcript: turns that clients have, in the order in which they were appended to the records.
         changed: set when a call starts or ends, and with `ending`.
@@ -91,7 +91,7 @@ class Session:
 
     def __attrs_post_init__(self) -> None:
         parts = self.parts
-        self.limits = CallLimits.of_context(self.episode.max_tokens)
+        self.limits = limit_calls(self.episode, parts.chat)
         self.door = SessionDoor(self.fail, self.changed)
         self._count = partial(count_metric, self.episode)
         self.others = ForwardedCalls(parts.options, self.door, self.episode, self._admit, self._count)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 
 from turnwise import Message
 from turnwise.types import ToolSchema
+from turnwise_gateway.contents import PartsKey, build_content, is_readable, parts_key
 from turnwise_gateway.tree.text_calls import split_calls
 
 Defaults = Mapping[str, Mapping[str, str]]
@@ -62,6 +63,7 @@ class NormalForm:
         reasoning: without outer whitespace; empty when the message has none. It is compared apart from the rest,
             because clients may leave it out.
         has_text_calls: the calls were read from the text, so their order may be another one.
+        parts: texts and pictures of a content with pictures, whose `text` is empty.
     """
 
     role: str
@@ -69,11 +71,12 @@ class NormalForm:
     calls: NamedCalls = ()
     reasoning: str = ""
     has_text_calls: bool = False
+    parts: PartsKey = ()
 
     @property
     def key(self) -> tuple[object, ...]:
         """All that must be equal."""
-        return (self.role, self.text, self.calls)
+        return (self.role, self.text, self.calls, self.parts)
 
     def echoes(self, own: NormalForm) -> bool:
         """Return whether this is the form of an echo of a message with another form; reasoning does not count."""
@@ -113,8 +116,10 @@ def split_think(text: str) -> tuple[str, str]:
 
 
 def is_plain(message: Message) -> bool:
-    """Return whether a message has the form that `normalise` reads; one of a data set may have images, for example."""
-    texts = [message["role"], *(message.get(key) or "" for key in ("content", "reasoning_content"))]
+    """Return whether a message of a data set has the form that `normalise` reads."""
+    if not is_readable(message.get("content")):
+        return False
+    texts = [message["role"], message.get("reasoning_content") or ""]
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None
         texts += [function.get("name"), function.get("arguments")] if isinstance(function, Mapping) else [None]
@@ -123,7 +128,7 @@ def is_plain(message: Message) -> bool:
 
 def normalise(message: Message, split: Split = split_think, defaults: Defaults = NO_DEFAULTS) -> NormalForm:
     """
-    Return the normal form of a message in the form of Chat Completions with a text as content.
+    Return the normal form of a message in the form of Chat Completions, with a content of `turnwise_gateway.contents`.
 
     Args:
         message: any.
@@ -133,6 +138,10 @@ def normalise(message: Message, split: Split = split_think, defaults: Defaults =
     role = message["role"]
     role = "system" if role == "developer" else role
     text = message.get("content") or ""
+    if not isinstance(text, str):
+        text = build_content(text, "\n")
+        if not isinstance(text, str):
+            return NormalForm(role, "", parts=parts_key(text))
     if role != "assistant":
         return NormalForm(role, text.strip())
     reasoning, rest = split(text)
@@ -199,6 +208,8 @@ def name_tolerances(
     if is_written:
         found.add("calls_as_text")
         content = echoed = None
+    elif not isinstance(content or echoed or "", str):  # pictures, of which only the texts beside them may differ
+        return frozenset() if content == echoed else frozenset({"whitespace"})
     elif not echo.get("tool_calls") and (own.get("tool_calls") or content != echoed):
         text, copies = split_calls(echoed or "")  # of calls, or of code: see `NormalForm.without_copies`
         if copies or own.get("tool_calls"):
@@ -212,14 +223,18 @@ def name_tolerances(
             found |= _name_text_tolerances(content or "", echoed or "", split, has_calls=has_calls)
     if "calls_as_text" not in found and _arguments(own) != _arguments(echo):
         found.add("arguments")
-    reasoning, kept = own.get("reasoning_content") or "", echo.get("reasoning_content") or ""
-    if reasoning and not kept and "think_text" not in found:
-        found.add("reasoning_dropped")
-    elif repeats_reasoning(kept.strip(), reasoning.strip()):
-        found.add("reasoning_repeated")
-    elif kept and reasoning != kept:
-        found.add("whitespace" if reasoning else "think_text")
-    return frozenset(found)
+    kept = echo.get("reasoning_content") or ""
+    return frozenset(found | _name_reasoning_tolerances(own.get("reasoning_content") or "", kept, found))
+
+
+def _name_reasoning_tolerances(reasoning: str, kept: str, others: Set[str]) -> set[str]:
+    if reasoning and not kept and "think_text" not in others:
+        return {"reasoning_dropped"}
+    if repeats_reasoning(kept.strip(), reasoning.strip()):
+        return {"reasoning_repeated"}
+    if kept and reasoning != kept:
+        return {"whitespace" if reasoning else "think_text"}
+    return set()
 
 
 def repeats_reasoning(echoed: str, reasoning: str) -> bool:

@@ -257,6 +257,16 @@ def test_a_program_that_cannot_start_is_the_machines_failure():
     assert (Status.FAILED, "infra") == (done.result.status, done.result.fault.owner)
 
 
+def test_a_task_that_no_variable_holds():
+    """The fault has the limit, and names the option that takes more."""
+    probe = program("score")
+    task = make_task(messages=({"role": "user", "content": "é" * 70_000},))
+    done = asyncio.run(probe.run(task))
+
+    assert Status.FAILED is done.result.status
+    assert "and TURNWISE_TASK holds 131057: agent.function takes more" in done.result.fault.message
+
+
 def test_an_agent_without_a_call_failed():
     """An agent that never asks the model has failed."""
     done = run(build_probe(function="gateway_agents:be_silent"))

@@ -43,6 +43,8 @@ from turnwise_workspaces.programs import ProgramWorkspaces, choose_workspaces
 
 SCORE_MARK: Final = "TURNWISE_SCORE="
 """Start of a line of a program's output that reports its score."""
+_MAX_VARIABLE: Final = 128 * 1024 - len("TURNWISE_TASK=") - 1
+"""Bytes that Linux takes for one variable of a program, whose task may have pictures."""
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -213,6 +215,9 @@ class ExternalAgent:
 
     def _variables(self, episode: Episode, client: ModelClient) -> dict[str, str]:
         task = json.dumps(show_task(episode.task), ensure_ascii=False)
+        if (num_bytes := len(task.encode())) > _MAX_VARIABLE:
+            text = f"the task has {num_bytes} bytes, and TURNWISE_TASK holds {_MAX_VARIABLE}: agent.function takes more"
+            raise ConfigError(text)
         return {**self.config.environment, **describe_client(client), "TURNWISE_TASK": task}
 
     @staticmethod

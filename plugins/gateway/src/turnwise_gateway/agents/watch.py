@@ -44,6 +44,14 @@ async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, con
         if session.refused is not None and not session.has_turn:  # its budget was spent on refused calls
             raise ProgramFailedError(describe_refusal(session)) from error
         raise _name_limit(refusal)
+    refused = session.refused
+    if (
+        error is not None
+        and session.has_turn
+        and refused is not None
+        and isinstance(refused.__cause__, BudgetExhausted)
+    ):
+        raise _name_limit(refused)  # of the pictures of a record
     if error is not None:
         raise _add_refusal(error, describe_refusal(session))
 

@@ -9,7 +9,7 @@ Trains an example with several seeds, and with `--control` also with shuffled re
 A variant trains all seeds again, with other values of the config. One training runs at a time, on one thread. Held-out
 rewards have the 95 % interval of `turnwise train`. A control also validates every `--every` steps: its largest movement
 is the largest distance of these rewards from the first one. Seconds and processor seconds are of the steps, without the
-validations before and after.
+validations before and after. MiB are the largest resident memory of the process.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from typing import Any
 from measurement import describe_machine, format_spread
 
 REWARD = "validation/reward/mean"
-HEADER = "| seed | training | before | after | largest movement | seconds | processor |\n|---|---|---|---|---|---|---|"
+COLUMNS = ("seed", "training", "before", "after", "largest movement", "seconds", "processor", "MiB")
+HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
-def train(config: Path, out: Path, overrides: Sequence[str], control: bool) -> None:
-    """Run `turnwise train` in a separate process."""
+def train(config: Path, out: Path, overrides: Sequence[str], control: bool) -> int:
+    """Run `turnwise train` in a separate process, and return its largest resident memory in MiB."""
     options = ["--shuffle-rewards"] if control else []
     command = [sys.executable, "-m", "turnwise.cli", "train", str(config), *overrides, *options, "--out", str(out)]
     log = out.with_suffix(".log")
     with log.open("w", encoding="utf-8") as stream:
-        done = subprocess.run(
-            [*command, "--overwrite"],
-            stderr=stream,
-            stdout=stream,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=False,
+        process = subprocess.Popen(
+            [*command, "--overwrite"], stderr=stream, stdout=stream, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed with exit code {done.returncode}: see {log}")
+        _pid, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(command)} failed with exit code {process.returncode}: see {log}")
+    return used.ru_maxrss >> 10
 
 
 def read_metrics(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -55,7 +55,7 @@ def read_metrics(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     ]
 
 
-def describe(name: str, kind: str, out: Path) -> str:
+def describe(name: str, kind: str, out: Path, mib: int) -> str:
     """Return a line of the table."""
     validations, last = read_metrics(out)
     before, after = (
@@ -64,7 +64,7 @@ def describe(name: str, kind: str, out: Path) -> str:
     )
     moved = max(abs(line[REWARD] - validations[0][REWARD]) for line in validations)
     seconds = " | ".join(f"{last[name]:.0f}" for name in ("seconds/train", "seconds/train_cpu"))
-    return f"| {name} | {kind} | {before} | {after} | {moved:.3f} | {seconds} |"
+    return f"| {name} | {kind} | {before} | {after} | {moved:.3f} | {seconds} | {mib} |"
 
 
 def main() -> None:
@@ -90,10 +90,10 @@ def main() -> None:
         for seed in seeds:
             out = arguments.out / f"{arguments.config.stem}-{seed}{'-control' if control else ''}{_suffix(variant)}"
             every = [f"train.validation.every={arguments.every}"] if control else []
-            train(
+            mib = train(
                 arguments.config, out, [f"rollout.seed={seed}", *every, *arguments.overrides, *variant.split()], control
             )
-            print(describe(str(seed), kind, out), flush=True)
+            print(describe(str(seed), kind, out, mib), flush=True)
             ends.append(read_metrics(out)[0][-1][REWARD])
         if ends and not control:
             spreads.append(f"after, median (min-max) of {len(ends)} seeds, {kind}: {format_spread(ends)}")

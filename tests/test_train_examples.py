@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
         ("train_torl", ()),
         ("train_parallel", ()),
         ("train_gymnasium", ()),
+        ("train_scenes", ()),
         ("distill_calculator", ()),
         ("train_hybrid_vllm", ()),
         # The how-to's model is not installed. Any other model checks the rest of the config.

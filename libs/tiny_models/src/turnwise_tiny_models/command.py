@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 from attrs import evolve
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from turnwise_tiny_models.fitting import FitConfig, Training, fit
@@ -25,6 +26,7 @@ def train_command(
     defaults: Config,
     build_training: Callable[[Config], Training],
     arguments: Sequence[str] | None = None,
+    save: Callable[[PreTrainedModel, PreTrainedTokenizerFast, Path], None] = save,
 ) -> None:
     """
     Run the training command.
@@ -35,6 +37,7 @@ def train_command(
         defaults: config whose steps and seed the options replace.
         build_training: builds tokenizer, model and batches; torch is seeded before the call.
         arguments: command-line arguments; None uses `sys.argv`.
+        save: writes the folder of the trained model.
     """
     parser = argparse.ArgumentParser(
         prog=prog,

@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 IGNORE_INDEX: Final = -100
 """Target of tokens outside the loss; the default of torch's `cross_entropy`."""
@@ -59,7 +59,7 @@ class Training:
     """
 
     tokenizer: PreTrainedTokenizerFast
-    model: Qwen3ForCausalLM
+    model: PreTrainedModel
     batches: Iterator[Batch]
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from PIL import Image
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -18,6 +19,8 @@ from transformers import (
 from turnwise_tiny_models.model import save
 from turnwise_tiny_models.tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 
+MAX_PIXELS: Final = 64 * 64
+"""Default limit of pixels that a model sees of a picture."""
 _MERGE_SIZE: Final = 2
 """Patches on a side of one placeholder, as in the large models."""
 
@@ -25,56 +28,81 @@ _PROCESSORS: Final = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLP
 
 
 def tiny_qwen2_5_vl(
-    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 64, num_layers: int = 2, patch_size: int = 4
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    patch_size: int = 4,
+    num_vision_layers: int = 2,
+    initializer_range: float = 0.02,
 ) -> Qwen2_5_VLForConditionalGeneration:
     """
-    Return a randomly initialised float32 Qwen2.5-VL with two vision layers: one in windows of 16 patches, one in full.
+    Return a randomly initialised float32 Qwen2.5-VL whose last vision layer is in full, and others in windows of 16
+    patches.
 
     Args:
         tokenizer: sets the vocabulary and the context length; it has the four vision tokens.
         hidden_size: width of the residual streams of text and vision.
         num_layers: transformer layers of the text model.
         patch_size: pixels on a side of a patch.
+        num_vision_layers: transformer layers of the vision tower.
+        initializer_range: standard deviation of the matrices; 0.1 lets so narrow a model attend from the start.
     """
     vision = {
         **_vision_sizes(hidden_size, patch_size),
+        "depth": num_vision_layers,
+        "initializer_range": initializer_range,
         "window_size": 4 * patch_size,
-        "fullatt_block_indexes": [1],
+        "fullatt_block_indexes": [num_vision_layers - 1],
     }
-    text = {**_text_sizes(tokenizer, hidden_size, num_layers)}
+    text = {**_text_sizes(tokenizer, hidden_size, num_layers), "initializer_range": initializer_range}
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **_token_ids(tokenizer), dtype="float32")
     return Qwen2_5_VLForConditionalGeneration(config)  # type: ignore[no-untyped-call]  # transformers leaves it so
 
 
 def tiny_qwen3_vl(
-    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 64, num_layers: int = 2, patch_size: int = 4
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    patch_size: int = 4,
+    num_vision_layers: int = 2,
+    initializer_range: float = 0.02,
 ) -> Qwen3VLForConditionalGeneration:
     """
-    Return a randomly initialised float32 Qwen3-VL with two vision layers, whose first is also fed to the text layers.
+    Return a randomly initialised float32 Qwen3-VL whose first vision layer is also fed to the text layers.
 
     Args:
         tokenizer: sets the vocabulary and the context length; it has the four vision tokens.
         hidden_size: width of the residual streams of text and vision.
         num_layers: transformer layers of the text model.
         patch_size: pixels on a side of a patch.
+        num_vision_layers: transformer layers of the vision tower.
+        initializer_range: standard deviation of the matrices; 0.1 lets so narrow a model attend from the start.
     """
     vision = {
         **_vision_sizes(hidden_size, patch_size),
+        "depth": num_vision_layers,
+        "initializer_range": initializer_range,
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0],
     }
-    text = {**_text_sizes(tokenizer, hidden_size, num_layers), "head_dim": hidden_size // 4}
+    sizes = {"head_dim": hidden_size // 4, "initializer_range": initializer_range}
+    text = {**_text_sizes(tokenizer, hidden_size, num_layers), **sizes}
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **_token_ids(tokenizer), dtype="float32")
     return Qwen3VLForConditionalGeneration(config)  # type: ignore[no-untyped-call]  # transformers leaves it so
 
 
-def image_processor(patch_size: int = 4, max_pixels: int = 64 * 64) -> Any:
+def image_processor(
+    patch_size: int = 4, max_pixels: int = MAX_PIXELS, resampling: Image.Resampling = Image.Resampling.BICUBIC
+) -> Any:
     """
     Return an image processor of transformers that needs pillow, and not torchvision.
 
     Args:
         patch_size: of the model.
         max_pixels: larger pictures are scaled down to it.
+        resampling: how they are scaled; `BOX` by a whole factor gives the means of squares.
     """
     from transformers import Qwen2VLImageProcessorPil
 
@@ -83,18 +111,27 @@ def image_processor(patch_size: int = 4, max_pixels: int = 64 * 64) -> Any:
         merge_size=_MERGE_SIZE,
         temporal_patch_size=2,
         size={"shortest_edge": (_MERGE_SIZE * patch_size) ** 2, "longest_edge": max_pixels},
+        resample=resampling,
     )
 
 
-def save_vision(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save_vision(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, processor: Any = None
+) -> None:
     """
     Write weights, configs, tokenizer, chat template and image processor to a folder; creates it if it is missing.
 
     `AutoImageProcessor` and `AutoTokenizer` load it with pillow. `AutoProcessor` does where torchvision is installed,
     which the video processors of transformers need.
+
+    Args:
+        model: a vision-language model.
+        tokenizer: of the model.
+        folder: to write.
+        processor: its image processor; None for the one of `image_processor` with the model's patch size.
     """
     save(model, tokenizer, folder)
-    processor = image_processor(model.config.vision_config.patch_size)
+    processor = processor or image_processor(model.config.vision_config.patch_size)
     processor.save_pretrained(folder)
     path = folder / "preprocessor_config.json"
     options = json.loads(path.read_text(encoding="utf-8")) | {"processor_class": _PROCESSORS[model.config.model_type]}

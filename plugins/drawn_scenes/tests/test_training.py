@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from turnwise_drawn_scenes import model_dir
 from turnwise_drawn_scenes.demonstrations import SlipRates, answer_text, call_text, solve
-from turnwise_drawn_scenes.scenes import PATTERNS, generate_scenes
+from turnwise_drawn_scenes.scenes import generate_scenes
 from turnwise_drawn_scenes.train import SHIPPED_SLIPS, SceneEncoder, TrainConfig, examples, main
 from turnwise_tiny_models import IMAGE_PAD
 
@@ -89,14 +89,13 @@ def test_the_phases_of_the_stream(encoder: SceneEncoder) -> None:
 
 
 def test_the_shipped_folder_is_complete_and_small() -> None:
-    """It has no pickle, at most 2 MB, and loads as any Qwen2.5-VL with a tokenizer that knows each answer as a token."""
+    """It has no pickle and at most 2 MB, and loads as any Qwen2.5-VL."""
     assert {path.name for path in model_dir().iterdir()} == FILES
     assert sum(path.stat().st_size for path in model_dir().iterdir()) <= 2_000_000
     model = AutoModelForImageTextToText.from_pretrained(model_dir())
     tokenizer = AutoTokenizer.from_pretrained(model_dir())
     assert model.config.model_type == "qwen2_5_vl"
     assert model.config.text_config.vocab_size == len(tokenizer)
-    assert all(len(tokenizer.encode(f" {pattern}")) == 1 for pattern in PATTERNS)
 
 
 @pytest.mark.slow

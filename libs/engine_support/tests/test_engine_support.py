@@ -24,7 +24,7 @@ from turnwise_engine_support.model_directory import (
 )
 from turnwise_engine_support.requests import check_context, check_not_in_flight, is_greedy, num_new_tokens
 from turnwise_engine_support.results import RequestCounters, clip_logprobs, version_spans, weight_versions
-from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype
+from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype, expected_weights, state_name
 from turnwise_testing.engines.scenarios import simple_request
 
 SHAPES = {
@@ -255,6 +255,42 @@ def test_a_whole_update_has_every_weight_but_a_tied_output_layer():
     expected.check_complete({"model.norm.weight"}, whole=False)
     with pytest.raises(EngineError, match=r"5 weights are missing, such as .*: the engine has no valid weights"):
         expected.check_complete({"model.norm.weight"}, whole=True)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "state"])
+def test_a_vision_language_model_has_two_names_for_a_weight(tmp_path, kind):
+    """A checkpoint of Qwen2.5-VL has older names than the state dict of which a trainer sends weights."""
+    names = {
+        "checkpoint": ["visual.merger.bias", "model.norm.weight", "lm_head.weight"],
+        "state": ["model.visual.merger.bias", "model.language_model.norm.weight", "lm_head.weight"],
+    }
+    save_file({name: np.zeros((2, 3), np.float32) for name in names[kind]}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    expected = expected_weights(tmp_path, fused=[])
+
+    for sent in names.values():
+        for name in sent:
+            expected.check(name, (2, 3))
+        expected.check_complete(set(sent), whole=True)
+        with pytest.raises(EngineError, match="1 weights are missing"):
+            expected.check_complete(set(sent[1:]), whole=True)
+    with pytest.raises(EngineError, match="the model has no weight"):
+        expected.check("visual.merger.weight", (2, 3))
+
+
+def test_a_text_model_has_one_name_for_a_weight(tmp_path):
+    """Its checkpoint's."""
+    save_file({"model.norm.weight": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(EngineError, match="the model has no weight"):
+        expected_weights(tmp_path).check("model.language_model.norm.weight", (2,))
+    expected_weights(None).check("anything", (1,))
+
+
+@given(parts=st.lists(st.sampled_from(["model", "visual", "language_model", "layers", "0"]), min_size=1).map(".".join))
+def test_a_name_of_the_state_dict_stays(parts):
+    """Renaming twice is renaming once."""
+    assert state_name(parts + ".weight") == state_name(state_name(parts + ".weight"))
 
 
 def test_weights_must_be_of_floating_point():

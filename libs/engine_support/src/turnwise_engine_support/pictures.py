@@ -138,7 +138,7 @@ def _load_processor(directory: Path) -> Any:
         try:
             import PIL  # noqa: F401 - the error of transformers has many lines
         except ModuleNotFoundError as error:
-            raise ConfigError("pictures need pillow: pip install 'turnwise-transformers-engine[pictures]'") from error
+            raise ConfigError("pictures need pillow: pip install pillow") from error
         from transformers import AutoImageProcessor
 
         # The backend on pillow, also where torchvision is installed: its resizing differs in the last bits.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from attrs import frozen
 
 from turnwise.errors import EngineError
 from turnwise_engine_support.arguments import did_you_mean
+from turnwise_engine_support.model_directory import checkpoint_shapes
+from turnwise_engine_support.pictures import supports_pictures
 
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 """Dtypes that weights may have, by the names that torch, numpy and ml_dtypes share."""
@@ -31,11 +34,13 @@ class ExpectedWeights:
         tied: whether the output layer shares the input's embedding table. Its weight may be sent, and is not loaded.
         fused: for each layer that the engine builds from several weights, their names in the checkpoint, such as
             `q_proj`, `k_proj` and `v_proj`. Experts of one layer always count as fused.
+        rename: the name of `shapes` for a name that an update may have.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     tied: bool = False
     fused: Sequence[Sequence[str]] = ()
+    rename: Callable[[str], str] = str
 
     def is_loaded(self, name: str) -> bool:
         """Return whether the engine loads a weight: all but a tied output layer."""
@@ -45,6 +50,7 @@ class ExpectedWeights:
         """Raise `EngineError` if the model has no weight of this name, or one of another shape."""
         if not self.shapes:
             return
+        name = self.rename(name)
         if not self.is_loaded(name):
             name = next((other for other in self.shapes if other.endswith(_INPUT_TABLE)), name)
         if name not in self.shapes:
@@ -61,6 +67,7 @@ class ExpectedWeights:
             whole: the engine holds no valid weights, so every weight of the model is needed. Otherwise an update needs
                 only the weights that are fused with those it has.
         """
+        names = set(map(self.rename, names))
         if whole:
             needed, reason = set(self.shapes), "the engine has no valid weights, so all must be sent"
         else:
@@ -81,3 +88,31 @@ class ExpectedWeights:
         for group in self.fused:
             if layer in group:
                 yield from (f"{parent}.{sibling}.{kind}" for sibling in group)
+
+
+def state_name(name: str) -> str:
+    """
+    Return the name in the state dict of a weight of a vision-language model.
+
+    Checkpoints of Qwen2.5-VL have older names, such as `visual.merger.mlp.0.weight` and `model.norm.weight`. Trainers
+    send the names of the state dict. Engines load both.
+    """
+    if name.startswith("visual."):
+        return "model." + name
+    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
+        return "model.language_model." + name.removeprefix("model.")
+    return name
+
+
+def expected_weights(path: Path | None, *, fused: Sequence[Sequence[str]] = (), tied: bool = False) -> ExpectedWeights:
+    """
+    Return the weights of a model directory, by the names of its state dict.
+
+    Args:
+        path: of the model; None knows no weights.
+        fused: as in `ExpectedWeights`.
+        tied: as in `ExpectedWeights`.
+    """
+    rename = state_name if supports_pictures(path) else str
+    shapes = {} if path is None else {rename(name): shape for name, shape in checkpoint_shapes(path).items()}
+    return ExpectedWeights(shapes, fused=fused, tied=tied, rename=rename)

@@ -89,6 +89,8 @@ def tiny_qwen3_vl(
     }
     sizes = {"head_dim": hidden_size // 4, "initializer_range": initializer_range}
     text = {**_text_sizes(tokenizer, hidden_size, num_layers), **sizes}
+    # transformers always does so for this model; vLLM asks for the entry, which the configs of the large ones have.
+    text["rope_parameters"]["mrope_interleaved"] = True
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **_token_ids(tokenizer), dtype="float32")
     return Qwen3VLForConditionalGeneration(config)  # type: ignore[no-untyped-call]  # transformers leaves it so
 

@@ -44,6 +44,12 @@ class FakeRefusalError(Exception):
     """In place of vLLM's `VLLMClientError`."""
 
 
+def fake_picture_prompt(token_ids, places, arrays):
+    """Return what vLLM is given, in place of its own type."""
+    named = [(each.start, each.num_tokens, each.picture.key) for each in places]
+    return {"prompt_token_ids": token_ids, "places": named, "grids": [each.grid for each in arrays]}
+
+
 class FakeLlm:
     """
     The part of `AsyncLLM` that the engine uses, with pseudo-random ids instead of a model.
@@ -58,6 +64,7 @@ class FakeLlm:
         self.dead = False
         self.asleep = set()
         self.fail_next_load = None
+        self.prompts = []
         self.machines, self.copies = [machine_id()], {}
 
     async def get_supported_tasks(self):
@@ -66,6 +73,7 @@ class FakeLlm:
     async def generate(self, prompt, params, request_id):
         if self.dead:
             raise FakeDeadError("the engine is gone")
+        self.prompts.append(prompt)
         if params.top_k == 13:
             raise FakeRefusalError("thirteen\nis unlucky")
         request = self.requests[request_id] = SimpleNamespace(ids=[], spans=[], ended="")
@@ -186,7 +194,9 @@ def make_fake_engine(llm, tmp_path):
 
     def make(*, device="cuda", model=None, **options):
         def launcher(_config, _spec, _max_context, _stop_strings):
-            return RunningVllm(llm, SimpleNamespace, VOCAB_SIZE, (FakeDeadError,), (FakeRefusalError,))
+            return RunningVllm(
+                llm, SimpleNamespace, VOCAB_SIZE, (FakeDeadError,), (FakeRefusalError,), fake_picture_prompt
+            )
 
         spec = ModelSpec(path=model)
         config = VllmConfig(**{"max_context": 256, "weight_dir": tmp_path, **options})
@@ -209,3 +219,26 @@ def serve(make_fake_engine):
 def ask():
     """A function that returns a request of 16 tokens on 37 ids, unless told otherwise."""
     return simple_request
+
+
+def make_vision_reference(kind, directory):
+    """Write a tiny vision-language model, whose heads have the smallest size of vLLM's kernels for a CPU."""
+    import turnwise_tiny_models as tiny
+    from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
+
+    tokenizer = tiny.byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=tiny.VISION_TOKENS)
+    model = getattr(tiny, f"tiny_{kind}")(tokenizer, hidden_size=128)
+    tiny.save_vision(randomize_weights(model), tokenizer, directory)
+    return VisionReference(directory)
+
+
+@pytest.fixture(scope="session")
+def qwen2_5_vl(tmp_path_factory):
+    """The forward pass of a tiny Qwen2.5-VL."""
+    return make_vision_reference("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl"))
+
+
+@pytest.fixture(scope="session")
+def qwen3_vl(tmp_path_factory):
+    """The forward pass of a tiny Qwen3-VL."""
+    return make_vision_reference("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl"))

@@ -59,6 +59,38 @@ class TestVllm(EngineSuite):
         )
 
 
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+class TestVllmVision(EngineSuite):
+    """The standard tests with vLLM and a vision-language model, and the checks of pictures."""
+
+    entry_point = "vllm_engine"
+    module = "turnwise_vllm_engine"
+    registered = "vllm"
+    shared_engine = True
+
+    @pytest.fixture
+    def config(self, qwen2_5_vl):
+        """A small cache and context."""
+        return VllmConfig(model=qwen2_5_vl.path, max_context=512, kv_cache_bytes=64 << 20, num_threads=1)
+
+    @pytest.fixture
+    def probe(self, qwen2_5_vl):
+        """The model's forward pass, and four pictures, of which one has to be scaled down."""
+        from turnwise_testing.inputs.vision import draw_picture
+
+        pictures = [draw_picture(0), draw_picture(1), draw_picture(2, 100, 90), draw_picture(3, 8, 8, "JPEG")]
+        vocab_size = qwen2_5_vl.model(variant=0).config.text_config.vocab_size
+        return EngineProbe(
+            vocab_size=vocab_size,
+            num_long_tokens=400,
+            reference=qwen2_5_vl,
+            logprob_bound=1e-4,
+            pictures=qwen2_5_vl.probe(pictures),
+        )
+
+
 class TestDiagnostic(PluginSuite):
     """The standard tests of the registration."""
 

@@ -33,7 +33,7 @@ OWNED_ARGUMENTS = {
 }
 """Arguments of vLLM that are options of this plugin, with the name of the option."""
 
-FIXED_ARGUMENTS = frozenset({"logprobs_mode", "skip_tokenizer_init", "worker_extension_cls"})
+FIXED_ARGUMENTS = frozenset({"logprobs_mode", "mm_device_do_normalize", "skip_tokenizer_init", "worker_extension_cls"})
 """Arguments of vLLM that the engine depends on, so that only the plugin sets them."""
 
 

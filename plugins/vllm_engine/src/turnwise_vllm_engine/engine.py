@@ -24,19 +24,19 @@ from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise_engine_support.error_lines import error_line
 from turnwise_engine_support.grammars import GrammarCompiler
-from turnwise_engine_support.model_directory import checkpoint_shapes, model_limit, model_spec, model_vocab_size
+from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
-from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_engine_support.weight_checks import ExpectedWeights, expected_weights
 from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
 from turnwise_vllm_engine import copies
 from turnwise_vllm_engine.config import VllmConfig
-from turnwise_vllm_engine.grammars import RequestGrammars, check_turn
 from turnwise_vllm_engine.host_memory import resident_bytes
 from turnwise_vllm_engine.launch import Launcher, RunningVllm, has_tokenizer, installed_build, launch
+from turnwise_vllm_engine.pictures import make_reader, reads_pictures
+from turnwise_vllm_engine.preparation import Preparation, Prepared
 from turnwise_vllm_engine.requests import (
     SAMPLING_OPTIONS,
-    as_prompt,
     check_request,
     empty_result,
     parse_result,
@@ -67,7 +67,7 @@ class VllmEngine:
         self._spec = model_spec(config.model, resources)
         self._launcher = launcher
         self._running: RunningVllm | None = None
-        self._grammars: RequestGrammars | None = None
+        self._preparation: Preparation | None = None
         self._called_start = False
         self._ended = ""
         self._died = ""
@@ -90,6 +90,7 @@ class VllmEngine:
             seeds=True,
             abort=True,
             grammars=self._config.grammars,
+            pictures=reads_pictures(self._config, self._spec.path),
             stop_strings=self._has_stop_strings,
             weight_updates=True,
             sleep_levels=frozenset({1, 2}) if self._config.sleep_mode else frozenset(),
@@ -117,6 +118,7 @@ class VllmEngine:
         if self._called_start or self._ended:
             raise EngineError(f"the vllm engine {self._ended or 'has been started already'}")
         self._called_start = True
+        reader = await asyncio.to_thread(make_reader, self._config, self._spec.path)
         running = await asyncio.to_thread(
             self._launcher, self._config, self._spec, self._max_context, self._has_stop_strings
         )
@@ -132,8 +134,9 @@ class VllmEngine:
         if self._ended:
             await asyncio.to_thread(running.llm.shutdown)
             raise EngineError(f"the vllm engine {self._ended} while it was starting")
+        self._preparation = Preparation(None, reader, running.picture_prompt)
         if self._config.grammars and self._spec.path is not None:
-            self._grammars = RequestGrammars(GrammarCompiler(self._spec.path, running.vocab_size))
+            self._preparation.compiler = GrammarCompiler(self._spec.path, running.vocab_size)
         self._running = running
         await self._measure(running)
 
@@ -279,30 +282,31 @@ class VllmEngine:
             max_context=self._max_context,
             vocab_size=running.vocab_size,
             stop_strings=self._has_stop_strings,
-            grammars=self._grammars is not None,
+            grammars=self._config.grammars,
+            reads_pictures=self.capabilities.pictures,
         )
 
     async def _sample(self, running: RunningVllm, request: GenerateRequest, max_tokens: int) -> GenerateResult:
-        state = None
-        if self._grammars is not None and request.grammar is not None:
-            state = await self._grammars.start(request)
-            self._awake_vllm()
-            if state is None:
-                return empty_result(self._version)
-        output = await self._last_output(running, request, max_tokens)
+        assert self._preparation is not None
+        prepared = await self._preparation.prepare(request)
+        self._awake_vllm()
+        if prepared is None:
+            return empty_result(self._version)
+        output = await self._last_output(running, request, prepared, max_tokens)
         if self._torn:
             # A failed update ended this request early.
             raise TornWeightsError(self._torn)
         result = parse_result(request, output, version=self._version, routes=self._routes)
-        if state is not None:
-            await check_turn(state, result)
+        await prepared.check(result)
         return result
 
-    async def _last_output(self, running: RunningVllm, request: GenerateRequest, max_tokens: int) -> Any:
+    async def _last_output(
+        self, running: RunningVllm, request: GenerateRequest, prepared: Prepared, max_tokens: int
+    ) -> Any:
         listener = request.on_tokens
         params = running.sampling_params(streams=listener is not None, **sampling_options(request, max_tokens))
         last, num_heard = None, 0
-        async for last in running.llm.generate(as_prompt(request.token_ids), params, request.request_id):
+        async for last in running.llm.generate(prepared.prompt, params, request.request_id):
             if listener is not None and (new := list(last.outputs[0].token_ids[num_heard:])):
                 num_heard += len(new)
                 listener(new)
@@ -312,8 +316,8 @@ class VllmEngine:
 
     async def _abort(self, request_ids: list[str], running: RunningVllm) -> None:
         """End requests with the tokens received so far. vLLM does so in this process, even if its own have ended."""
-        if self._grammars is not None:
-            self._grammars.abort(request_ids)
+        if self._preparation is not None:
+            self._preparation.abort(request_ids)
         with suppress(*running.deaths):
             await running.llm.abort(request_ids)
 
@@ -359,8 +363,8 @@ class VllmEngine:
         workers = await running.llm.collective_rpc("turnwise_describe")
         self._holders = copies.choose_holders([each["machine"] for each in workers], copies.machine_id())
         described = workers[0]
-        shapes = await asyncio.to_thread(checkpoint_shapes, self._spec.path) if self._spec.path is not None else {}
-        return ExpectedWeights(shapes, fused=described["fused"], tied=described["tied"])
+        fused, tied = described["fused"], described["tied"]
+        return await asyncio.to_thread(expected_weights, self._spec.path, fused=fused, tied=tied)
 
     async def _copy(self, running: RunningVllm, staged: StagedWeights) -> copies.Paths:
         """Copy staged weights to the machines of workers that cannot open the files here. Changes no weights."""

@@ -24,8 +24,11 @@ from turnwise_engine_support.diagnosis import installed_version, release
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.grammars import find_problem
 from turnwise_engine_support.model_directory import check_model_directory
+from turnwise_engine_support.pictures import supports_pictures
 from turnwise_moe_routes.shapes import read_shape
 from turnwise_vllm_engine.config import VllmConfig
+from turnwise_vllm_engine.pictures import check_pictures, picture_arguments, picture_prompt
+from turnwise_vllm_engine.preparation import PicturePrompt
 
 OLDEST = "0.32"
 """The oldest version of vLLM that the engine works with."""
@@ -46,6 +49,7 @@ class RunningVllm:
         vocab_size: number of ids that the model can read.
         deaths: exceptions of vLLM that mean that its processes have ended.
         refusals: exceptions of vLLM that mean that the request was invalid.
+        picture_prompt: makes vLLM's input of a context with pictures.
     """
 
     llm: Any
@@ -53,6 +57,7 @@ class RunningVllm:
     vocab_size: int
     deaths: tuple[type[Exception], ...]
     refusals: tuple[type[Exception], ...]
+    picture_prompt: PicturePrompt = picture_prompt
 
 
 Launcher = Callable[[VllmConfig, ModelSpec, int, bool], RunningVllm]
@@ -85,6 +90,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
     device = _check_device(config)
     check_grammars(config, directory)
     check_routes(config, directory, device)
+    check_pictures(config, directory)
     # vLLM reads some settings when a module is imported, here and in the processes that it spawns.
     num_bundles = count_bundles()
     with _environment(_settings(config, device) | (_ray_settings() if num_bundles > 1 else {})):
@@ -94,7 +100,14 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
             from vllm.sampling_params import RequestOutputKind
             from vllm.v1.engine.async_llm import AsyncLLM
             from vllm.v1.engine.exceptions import EngineDeadError
-        arguments = engine_arguments(config, device, max_context, stop_strings=stop_strings, num_bundles=num_bundles)
+        arguments = picture_arguments(directory) | engine_arguments(
+            config,
+            device,
+            max_context,
+            # vLLM makes no processor of pictures without the tokenizer.
+            stop_strings=stop_strings or supports_pictures(directory),
+            num_bundles=num_bundles,
+        )
         arguments |= _model_arguments(directory, spec)
         _check_names(arguments, vllm.AsyncEngineArgs)
         with engine_errors(f"vLLM cannot start with {str(directory)!r}"):
@@ -137,7 +150,7 @@ def engine_arguments(
         config: of the engine.
         device: `cpu` or `cuda`.
         max_context: most tokens of prompt and answer.
-        stop_strings: vLLM loads the tokenizer, because requests have stop strings.
+        stop_strings: vLLM loads the tokenizer, which stop strings need.
         num_bundles: bundles of the placement group of this process; 0 outside of one.
     """
     on_cpu = device == "cpu"

@@ -22,7 +22,13 @@ GRAMMAR_ARGUMENT = "turnwise_grammar"
 
 
 def check_request(
-    request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool, grammars: bool
+    request: GenerateRequest,
+    *,
+    max_context: int,
+    vocab_size: int,
+    stop_strings: bool,
+    grammars: bool,
+    reads_pictures: bool = False,
 ) -> int:
     """
     Return the most tokens to sample for a request.
@@ -30,7 +36,7 @@ def check_request(
     Raises:
         EngineError: vLLM would refuse the request or crash: an id outside the vocabulary ends its process.
     """
-    check_context(request, max_context=max_context, vocab_size=vocab_size)
+    check_context(request, max_context=max_context, vocab_size=vocab_size, reads_pictures=reads_pictures)
     if request.sampling.stop and not stop_strings:
         raise EngineError("the vllm engine has no tokenizer, which stop strings need: use stop_token_ids")
     if request.grammar is not None:

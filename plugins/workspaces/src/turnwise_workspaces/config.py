@@ -33,8 +33,8 @@ class WorkspaceConfig:
         mounts: files and folders of this machine that the workspaces show, read-only, by absolute path in them.
         environment: variables of the commands.
         limits: of all processes of a workspace together.
-        network: `none` is a loopback of its own. `host` is this machine's: commands reach the internet, and every
-            server that listens on this machine for its own programs alone.
+        network: `none` has a loopback and nothing else. `host` is this machine's: commands reach the internet, and
+            every server that listens on this machine for its own programs alone.
         boot_s: seconds that a start may take.
         boot_tries: times that a start is tried.
         max_workspaces: at once on a machine, of all processes with the same `state`; further episodes wait.

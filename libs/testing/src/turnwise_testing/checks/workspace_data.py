@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turnwise_testing.checks.workspace import WORKSPACES as WORKSPACES
 from turnwise_testing.checks.workspace import WorkspaceProbe, check, shell
+from turnwise_testing.checks.workspace_network import WORKSPACES as WORKSPACES
 from turnwise_testing.probes.engine import expect_equal
 from turnwise_workspaces import Command, Workspace
 

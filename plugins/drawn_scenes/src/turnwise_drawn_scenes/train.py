@@ -15,6 +15,7 @@ from importlib.resources import files
 from itertools import count, islice
 from typing import Any, Final
 
+import torch
 from attrs import frozen
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
@@ -80,7 +81,7 @@ class SceneEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         self._processor = processor()
-        self._pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
+        (self._pad,) = tokenizer.encode(IMAGE_PAD, add_special_tokens=False)
         content = [_PICTURE, {"type": "text", "text": _MARK}]
         self._prompt = self._render({"role": "user", "content": content}, [TOOL_SCHEMA])
         # The engine stops at the end-of-turn token, so the observation starts with the newline that follows it.
@@ -122,7 +123,7 @@ class SceneEncoder:
                 )
             )
         inputs, targets = pad_demonstrations(spread)
-        places = (inputs["input_ids"] == self._pad).long()
+        places = torch.eq(inputs["input_ids"], self._pad).long()
         return {**inputs, **pictures, "mm_token_type_ids": places}, targets
 
     def _render(self, message: dict[str, Any], tools: list[Any] | None) -> str:

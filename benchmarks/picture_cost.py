@@ -3,8 +3,8 @@ Measures the bytes of pictures between driver, workers and replicas, and the mem
 
     python benchmarks/picture_cost.py [--episodes 100] [--pictures 8] [--kilobytes 100]
 
-The messages are those of the runtime `ray`, pickled as between processes; there is no model. Each episode has a task of
-its own with its own pictures, and asks one of the replicas in each turn. Without a store, all pictures would travel
+The messages are those of the runtime `ray`, pickled as between processes; there is no model. Each episode has
+another task with other pictures, and asks one of the replicas in each turn. Without a store, all pictures would travel
 with each request. The results do not depend on the machine. One process plays all parts, so it holds each picture once
 for all of them: the peak of memory is that of the pictures and the URLs of messages, not of several processes.
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import pickle
 import tracemalloc
 from typing import Any
 
 import numpy as np
 from attrs import define, evolve, field
 from claims import Claim, report
+from ray import cloudpickle
 
 from turnwise import EpisodeResult, FinishReason, GenerateRequest, GenerateResult, SamplingParams, Status, Task
 from turnwise.media import Picture, PlacedPicture, picture_part, read_picture_part
@@ -48,9 +48,9 @@ class Link:
 
     def carry(self, message: Any) -> Any:
         """Return a message as the other process gets it."""
-        packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        packed = cloudpickle.dumps(message, protocol=5)
         self.num_bytes += len(packed)
-        return pickle.loads(packed)
+        return cloudpickle.loads(packed)
 
 
 class Seeing(ScriptedEngine):

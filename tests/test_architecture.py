@@ -91,6 +91,7 @@ ALLOWED = {
     ("libs/testing/src/turnwise_testing/suites/wrapper.py", "pickle"): "checks that sections survive pickling",
     ("libs/testing/src/turnwise_testing/simulation/simulated_ray.py", "pickle"): "copies arguments within a simulation",
     ("core/src/turnwise/runtime/remote/channel.py", "pickle"): "reads messages of a peer that has proved its key",
+    ("core/src/turnwise/runtime/remote/picture_packets.py", "pickle"): "reads arguments and replies of Ray's calls",
     ("plugins/sglang_engine/src/turnwise_sglang_engine/loading.py", "pickle"): "writes tensors as SGLang reads them",
 }
 """Risky uses that are allowed, each with the reason; an unused entry fails the test."""

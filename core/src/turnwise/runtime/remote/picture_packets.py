@@ -35,9 +35,9 @@ class Packet(Generic[T]):
     A pickled value with names in place of pictures.
 
     Attributes:
-        number: of the packet among those of its sender, from 0.
+        number: place in the order of the sender, from 0.
         pickled: the value.
-        pictures: those that the receiver does not hold.
+        pictures: which the receiver does not hold yet.
         forgotten: names of pictures that the receiver holds and may forget, because no later packet relies on them.
     """
 
@@ -59,8 +59,8 @@ class PacketSender:
     Packs values for one receiver, and knows which pictures that holds.
 
     Attributes:
-        max_bytes: of the pictures that the receiver holds between two packets; it forgets those that were in no packet
-            for longest.
+        max_bytes: of the pictures that the receiver holds between two packets; it first forgets the ones that were in
+            no packet for longest.
         num_packets: so far.
         num_sent: pictures whose bytes were in packets.
         num_sent_bytes: bytes of these.

@@ -1,5 +1,5 @@
 """
-The pictures of a replica, which holds each once and asks for those that it lacks.
+The pictures of a replica, which holds each once and asks for the ones that it lacks.
 
 A request carries the names of its pictures. So the bytes of a picture come once for each replica, whichever worker is
 asked first, and no worker has to know what a replica holds: one that restarts asks again.
@@ -55,7 +55,7 @@ class PictureStore:
 
     async def find(self, names: Iterable[PictureName], ask: Ask) -> dict[PictureName, Picture]:
         """
-        Return the pictures of a request; wait for those that are not here.
+        Return the pictures of a request; wait for the ones that are not here.
 
         Each is asked for once, also if many requests wait for it. If the request whose sender was asked ends meanwhile,
         the sender of another one is asked.

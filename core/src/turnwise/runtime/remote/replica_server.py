@@ -52,7 +52,7 @@ class _Client:
         contexts: by trajectory id.
         results: these and the following replies will be in the next message.
         heard: ids that requests have sampled since the last message.
-        wanted: pictures to ask for in the next message of their own.
+        wanted: pictures to ask for next, in another message.
     """
 
     post: Post

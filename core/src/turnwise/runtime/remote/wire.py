@@ -83,9 +83,9 @@ class ToReplica:
 @frozen(kw_only=True, eq=False)
 class IllustratedRequests(ToReplica):
     """
-    A message with pictures in some of its contexts. The replica asks for the bytes of those that it does not hold.
+    A message with pictures in some of its contexts. The replica asks for the bytes that it does not hold.
 
-    A class of its own, so that a message of text alone is no larger than without pictures.
+    Another class, so that a message of text alone is no larger than without pictures.
 
     Attributes:
         picture_names: the distinct pictures of the message.
@@ -167,7 +167,7 @@ def _pack_places(requests: Sequence[GenerateRequest]) -> dict[str, Any]:
 
 
 def _unpack_places(message: ToReplica) -> dict[int, list[PlacedName]]:
-    """Return the pictures of the requests of a message, by the numbers of those that have some."""
+    """Return the pictures of the requests of a message, by the numbers of the requests."""
     found: dict[int, list[PlacedName]] = {}
     if isinstance(message, IllustratedRequests):
         for number, start, num_tokens, index in message.picture_places.tolist():

@@ -23,7 +23,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.report import Report
 from turnwise.terminal import literal, one_line
-from turnwise.types import JsonObject, TokenArray
+from turnwise.types import JsonObject, PlacedPicture, TokenArray
 
 STYLES: Final[Mapping[Origin, str]] = {
     Origin.PROMPT: "dim",
@@ -182,6 +182,14 @@ def _number(value: object) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
+
+
+def picture_line(place: PlacedPicture) -> Text:
+    """Show the tokens of a picture, its type and size, and the beginning of the name of its file."""
+    picture = place.picture
+    name, _dot, ending = picture.file_name.partition(".")
+    size = f"{len(picture.data):,} bytes"
+    return Text(f"picture: tokens {place.start}:{place.stop}, {picture.media_type}, {size}, {name[:12]}….{ending}")
 
 
 def report_view(report: Report) -> Text:

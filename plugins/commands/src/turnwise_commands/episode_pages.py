@@ -16,7 +16,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.terminal import one_line
 from turnwise.types import TokenArray
 from turnwise_chat_templates import load_chat
-from turnwise_commands.display import Decode, report_view, results_table, trajectory_view
+from turnwise_commands.display import Decode, picture_line, report_view, results_table, trajectory_view
 from turnwise_result_files import find_rows, read_results
 from turnwise_result_files.resumption import CONFIG_FILE
 
@@ -46,6 +46,8 @@ def _print_one(console: Console, results: Sequence[EpisodeResult], index: int, d
         view = trajectory_view(trajectory, decode, color=not console.no_color and console.is_terminal)
         # Columns of paths are wrapped to the width there is; without it their ends would be cut off.
         console.print(view, soft_wrap=not trajectory.has_blocks)
+        for place in trajectory.pictures:
+            console.print(picture_line(place))
     for report in result.reports:
         console.print(report_view(report))
     if result.limit is not None:

@@ -24,7 +24,9 @@ def export(folder, *options):
 
 def blocks(text):
     """Return the answers in an exported page by name."""
-    found = re.findall(r'<script type="text/plain" data-name="([a-z]+(?:/\d+)*|runs)">([A-Za-z0-9+/=]+)</script>', text)
+    found = re.findall(
+        r'<script type="text/plain" data-name="([a-z]+(?:/[\w.]+)*|runs)">([A-Za-z0-9+/=]+)</script>', text
+    )
     return {name: json.loads(gzip.decompress(base64.b64decode(content))) for name, content in found}
 
 

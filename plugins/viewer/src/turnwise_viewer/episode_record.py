@@ -24,6 +24,7 @@ from turnwise_result_files.messages import calls_of
 from turnwise_result_files.outside_calls import read_answer, read_messages
 from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, LIMIT, SECONDS
 from turnwise_result_files.trajectories import UNREADABLE
+from turnwise_viewer.episode_pictures import place_pictures
 from turnwise_viewer.token_text import TokenTexts
 
 Row = Mapping[str, Any]
@@ -168,7 +169,7 @@ def describe_tokens(row: Row, texts: TokenTexts | None) -> JsonDict:
 
     `logprobs` and `weight_versions` are null where no policy sampled the token. `pieces` is null without a tokenizer,
     and `advantages` is null unless a training wrote the record and learned from it. `open_columns` are texts, null at
-    tokens that have no value.
+    tokens that have no value. `pictures` has the first token, the number of tokens and the file of each picture.
     """
     prompt_ids, response_ids = (np.asarray(row[name], np.int32) for name in ("prompt_ids", "response_ids"))
     ids = np.concatenate([prompt_ids, response_ids])
@@ -192,6 +193,7 @@ def describe_tokens(row: Row, texts: TokenTexts | None) -> JsonDict:
         **{name: list(row[name]) for name in ("position_ids", "block_start", "path_start")},
         "advantages": _advantages(row, fill),
         "open_columns": _open_columns(row, len(ids)),
+        "pictures": place_pictures(row),
     }
 
 
@@ -200,7 +202,7 @@ def _open_columns(row: Row, num_tokens: int) -> dict[str, list[str | None]]:
     found: dict[str, list[str | None]] = {}
     for each in row.get("open_columns") or ():
         if each["declaration"] == DECLARATION:
-            found["picture"] = _pictures(each["values"], num_tokens)
+            found["picture"] = _pictures(row, num_tokens)
             continue
         spec = ColumnSpec.from_dict(json.loads(each["declaration"]))
         values = decode_column(spec, each["values"])
@@ -212,10 +214,10 @@ def _open_columns(row: Row, num_tokens: int) -> dict[str, list[str | None]]:
     return found
 
 
-def _pictures(values: str, num_tokens: int) -> list[str | None]:
+def _pictures(row: Row, num_tokens: int) -> list[str | None]:
     """Return the file of its picture for each placeholder."""
     shown: list[str | None] = [None] * num_tokens
-    for start, length, reference in json.loads(values):
+    for start, length, reference in place_pictures(row):
         shown[start : start + length] = [json.dumps(reference)] * length
     return shown
 

@@ -1,8 +1,8 @@
 """
 The JSON API of the viewer, version 1.
 
-Every route is a GET below `/TOKEN/api/v1`, and `events` is a stream of server-sent events. An error is
-`{"error": "one line"}` with status 400 or 404. docs/how-to/view-a-run.md describes the routes for programs.
+Every route is a GET below `/TOKEN/api/v1`; `events` is a stream of server-sent events, and `picture` is a file. An
+error is `{"error": "one line"}` with status 400 or 404. docs/how-to/view-a-run.md describes the routes for programs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aiohttp import web
 from attrs import define, field
 
 from turnwise.errors import DataError
+from turnwise.media import Picture
 from turnwise.types import JsonDict
 from turnwise_viewer.episode_groups import list_groups
 from turnwise_viewer.episode_index import Filter
@@ -49,6 +50,7 @@ class Routes:
             web.get(f"/api/v{VERSION}/events", self.events.stream),
             web.get(f"{run}/episodes", self._answer(_list_episodes)),
             web.get(f"{run}/episode", self._answer(lambda run, query: run.episode(query.text("key")))),
+            web.get(f"{run}/picture", self._answer(_show_picture)),
             web.get(f"{run}/case", self._answer(lambda run, query: {"source": run.case(query.text("key"))})),
             web.get(f"{run}/tokens", self._answer(_show_tokens)),
             web.get(f"{run}/running", self._answer(lambda run, _query: run.running(), needs_episodes=False)),
@@ -64,7 +66,7 @@ class Routes:
         return {"version": VERSION, "runs": [_describe_run(run) for run in self.runs]}
 
     def _answer(
-        self, answer: Callable[[RunFolder, Query], JsonDict], *, needs_episodes: bool = True
+        self, answer: Callable[[RunFolder, Query], JsonDict | Picture], *, needs_episodes: bool = True
     ) -> Callable[[web.Request], Any]:
         # A damaged file of episodes must not cost the answers that come from other files.
         async def handle(request: web.Request) -> web.Response:
@@ -166,6 +168,10 @@ def _list_groups(run: RunFolder, query: Query) -> JsonDict:
     return list_groups(run.index, query.filter(), query.page(), query.text("sort", "order"), run.advantages)
 
 
+def _show_picture(run: RunFolder, query: Query) -> Picture:
+    return run.picture(query.text("key"), query.text("name"))
+
+
 def _show_tokens(run: RunFolder, query: Query) -> JsonDict:
     return run.tokens(query.text("key"), query.whole("record", 0))
 
@@ -193,12 +199,19 @@ def _fresh(run: RunFolder) -> RunFolder:
     return run
 
 
-async def _respond(answer: Callable[[], JsonDict]) -> web.Response:
+async def _respond(answer: Callable[[], JsonDict | Picture]) -> web.Response:
     """Answer in a thread, because files are read; errors of the caller become one line."""
     try:
-        return await asyncio.to_thread(lambda: json_response(answer()))
+        return await asyncio.to_thread(lambda: _write(answer()))
     except DataError as error:
         return json_response({"error": str(error)}, 400)
+
+
+def _write(found: JsonDict | Picture) -> web.Response:
+    """Return a response of JSON, or of a picture, whose type its bytes have told."""
+    if isinstance(found, Picture):
+        return web.Response(body=found.data, content_type=found.media_type)
+    return json_response(found)
 
 
 def json_response(value: JsonDict, status: int = 200) -> web.Response:

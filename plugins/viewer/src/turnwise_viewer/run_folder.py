@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import DataError, describe
 from turnwise.files import PARTIAL
+from turnwise.media import Picture
 from turnwise.types import JsonDict
 from turnwise_result_files import find_rows, read_running
 from turnwise_result_files.row_file import SUFFIXES
@@ -25,6 +26,7 @@ from turnwise_result_files.running_episodes import RUNNING_FILE
 from turnwise_result_files.trajectories import UNREADABLE
 from turnwise_viewer.case_source import write_case
 from turnwise_viewer.episode_index import EpisodeIndex, Filter
+from turnwise_viewer.episode_pictures import describe_pictures, find_picture_file
 from turnwise_viewer.episode_record import check_rows, describe_episode, describe_tokens, mean_advantage
 from turnwise_viewer.file_states import FileStates, grew, read_states
 from turnwise_viewer.row_groups import RowGroups, list_steps, open_groups, open_steps
@@ -213,7 +215,20 @@ class RunFolder:
             name = self.index.table["key"][number].as_py()
             rows = self._read_whole(number)
         episode = describe_episode(rows)
-        return {"key": name, **episode, **self._token_limits().describe(validation=bool(episode["validation"]))}
+        limits = self._token_limits().describe(validation=bool(episode["validation"]))
+        return {"key": name, **episode, **limits, "pictures": describe_pictures(rows, self._media)}
+
+    def picture(self, key: str | int, reference: str) -> Picture:
+        """Return a picture of an episode; `DataError` for a reference that the episode has not, or a bad file."""
+        with self._lock:
+            rows = self._read_rows(self._number(key)).to_pylist()
+        return find_picture_file(rows, self._media, reference)
+
+    @property
+    def _media(self) -> Path:
+        """The folder with the folder `media` of the episodes."""
+        source = self._source or self.path
+        return source if source.is_dir() else source.parent
 
     def case(self, key: str | int) -> str:
         """Return an episode as the source of a test, by its key or by its number in the index."""

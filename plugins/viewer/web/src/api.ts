@@ -174,6 +174,8 @@ export interface Episode {
   reports: Report[];
   metrics: Record<string, number> & { num_tokens: Record<string, number>; extra: Record<string, number> };
   records: EpisodeRecord[];
+  /** The files of its pictures by their names: the size, and why one cannot be shown. */
+  pictures: Record<string, { bytes: number; problem: string | null }>;
   /** Most response tokens of a record; null if the run has no config. */
   response_budget: number | null;
   /** Most tokens of a turn; null if the config of the run sets none. */
@@ -196,6 +198,8 @@ export interface Tokens {
   advantages: (number | null)[] | null;
   /** Columns of plugins: the value of each token as text, null where it has none. */
   open_columns: Record<string, (string | null)[]>;
+  /** The first placeholder of each picture, the number of its placeholders, and its file. */
+  pictures: [start: number, length: number, name: string][];
 }
 
 export interface Group {

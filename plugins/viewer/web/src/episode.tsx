@@ -2,6 +2,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type OutsideCall, type Report, type Run, type Tokens, type Turn } from "./api";
 import { Copy, Fact, Problem, Status, Text, useKeys, useLoaded } from "./parts";
 import { Paths } from "./paths";
+import { divide, Picture, type Source, withoutPictures } from "./pictures";
 import { link, type Place } from "./router";
 import { asText, cut, literal, number, seconds, shorten } from "./text";
 import { EpisodeTime } from "./time";
@@ -40,7 +41,7 @@ export function Episode({ place, run }: { place: Place; run: Run }) {
       {needsTokens && !tokens.value && !tokens.error && <p class="dim">Loading tokens…</p>}
       {needsTokens && tokens.value && tokens.value.ids.length === record.num_tokens && (
         <>
-          {view === "tokens" && <TokenView key={`${key} ${number_}`} tokens={tokens.value} record={record} episode={episode} start={place.query.has("token") ? Number(place.query.get("token")) : null} />}
+          {view === "tokens" && <TokenView key={`${key} ${number_}`} tokens={tokens.value} record={record} source={{ run: place.run, episode }} start={place.query.has("token") ? Number(place.query.get("token")) : null} />}
           {view === "paths" && <Paths tokens={tokens.value} record={record} />}
         </>
       )}
@@ -179,7 +180,7 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
         </p>
       )}
       {messages.map((message, index) => (
-        <MessageView unfolded={unfolded} message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} limit={limitOf(episode, turnOf(index))} />
+        <MessageView unfolded={unfolded} source={{ run: place.run, episode }} message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} limit={limitOf(episode, turnOf(index))} />
       ))}
       {episode.records.length > 1 && record && record.response_text !== null && <RecordText record={record} />}
       {!answered && record?.response_text && (
@@ -197,13 +198,13 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
   );
 }
 
-function MessageView({ unfolded, message, index, chosen, address, tokens, limit }: { unfolded: boolean; message: Message; index: number; chosen: boolean; address: string; tokens: string | undefined; limit: string }) {
+function MessageView({ unfolded, source, message, index, chosen, address, tokens, limit }: { unfolded: boolean; source: Source; message: Message; index: number; chosen: boolean; address: string; tokens: string | undefined; limit: string }) {
   const own = useRef<HTMLElement>(null);
   useEffect(() => {
     if (chosen) own.current?.scrollIntoView({ block: "center" });
   }, [chosen]);
   const role = String(message.role ?? "?");
-  const content = asText(message.content);
+  const content = withoutPictures(message.content);
   const isTool = role === "tool";
   const title = (
     <>
@@ -229,7 +230,7 @@ function MessageView({ unfolded, message, index, chosen, address, tokens, limit 
           <summary>
             <h2>{title}</h2> <Preview text={content} /> <span class="dim">{number(content.length)} characters</span>
           </summary>
-          <Text text={content} />
+          <Content content={message.content} source={source} />
         </details>
       ) : (
         <>
@@ -240,7 +241,7 @@ function MessageView({ unfolded, message, index, chosen, address, tokens, limit 
               <Text text={asText(message.reasoning_content)} />
             </details>
           )}
-          {content && <Text text={content} />}
+          {content && <Content content={message.content} source={source} />}
         </>
       )}
       {message.tool_calls?.map((call) => (
@@ -253,6 +254,13 @@ function MessageView({ unfolded, message, index, chosen, address, tokens, limit 
       ))}
     </section>
   );
+}
+
+/** The content of a message: texts, with the pictures between them. */
+function Content({ content, source }: { content: unknown; source: Source }) {
+  const parts = divide(content);
+  if (parts === null) return <Text text={asText(content)} />;
+  return <>{parts.map((part) => (typeof part === "string" ? <Text text={part} /> : <Picture key={part.url} url={part.url} source={source} />))}</>;
 }
 
 /** Calls of the agent's program to other models: context for people, which no record has. */

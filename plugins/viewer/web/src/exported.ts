@@ -17,6 +17,12 @@ async function read<T>(name: string): Promise<T> {
   return JSON.parse(await new Response(stream).text()) as T;
 }
 
+/** The `data:` URL of a picture of a run; null if the file was written without it. */
+export async function readPicture(run: number, name: string): Promise<string | null> {
+  const block = `picture/${run}/${name}`;
+  return blocks.has(block) ? (await read<{ url: string }>(block)).url : null;
+}
+
 /** Answer a request as the server does. */
 export async function answer(path: string, parameters: Parameters): Promise<unknown> {
   const [, run, what] = path.split("/");
@@ -31,6 +37,11 @@ export async function answer(path: string, parameters: Parameters): Promise<unkn
   }
   const number = rows.findLastIndex((each) => each.key === parameters.key);
   if (number < 0) throw new Error(`this file has no episode '${parameters.key}': it was exported without it`);
+  if (what === "case") {
+    const found = await read<{ source?: string; problem?: string }>(`case/${run}/${number}`);
+    if (found.problem) throw new Error(found.problem);
+    return found;
+  }
   return read(what === "tokens" ? `tokens/${run}/${number}/${parameters.record ?? 0}` : `${what}/${run}/${number}`);
 }
 

@@ -1,5 +1,6 @@
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Episode, EpisodeRecord, Tokens, Turn } from "./api";
+import { Picture, PlacedPicture, type Source } from "./pictures";
 import { replaceQuery } from "./router";
 import { isSpecial, literal, logProbability, number } from "./text";
 
@@ -49,10 +50,11 @@ export function limitOf(episode: Episode, turn: Turn | undefined): string {
   return limit !== null && turn && turn[1] - turn[0] === limit ? `used all ${number(limit)} tokens of a turn` : "";
 }
 
-export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; record: EpisodeRecord; episode: Episode; start: number | null }) {
+export function TokenView({ tokens, record, source, start }: { tokens: Tokens; record: EpisodeRecord; source: Source; start: number | null }) {
+  const { episode } = source;
   const [chosen, setChosen] = useState(start ?? 0);
   const view = useRef<HTMLDivElement>(null);
-  const marks = useMemo(() => findMarks(episode, record), [episode, record]);
+  const marks = useMemo(() => findMarks(source, record, tokens), [episode, record, tokens]);
   const count = tokens.ids.length;
   const bounds = useMemo(() => chunkBounds(tokens.pieces, count), [tokens]);
   const budget = episode.response_budget;
@@ -110,6 +112,13 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
           </p>
         )}
         {tokens.pieces === null && <p class="dim">Ids without text: {literal(tokens.no_pieces_because ?? "")}</p>}
+        {tokens.pictures.length > 0 && (
+          <div class="pictures" role="group" aria-label="Pictures of the record">
+            {tokens.pictures.map(([from, length, name]) => (
+              <PlacedPicture key={from} start={from} length={length} url={name} source={source} />
+            ))}
+          </div>
+        )}
         <div
           ref={view}
           class="tokenview"
@@ -140,15 +149,19 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
   );
 }
 
-/** Rewards by the token that they are credited to, and limits by the last token of the turn that used them up. */
+/** Rewards by the token that they are credited to, limits by the last token of the turn that used them up, and the
+ * length and the file of each picture by its first token. */
 interface Marks {
+  source: Source;
+  pictures: Map<number, [length: number, name: string]>;
   credits: Map<number, number>;
   limits: Map<number, string>;
 }
 
-function findMarks(episode: Episode, record: EpisodeRecord): Marks {
-  const limits = record.turns.map((turn): [number, string] => [turn[1] - 1, limitOf(episode, turn)]);
-  return { credits: new Map(record.score?.credits ?? []), limits: new Map(limits.filter(([, text]) => text)) };
+function findMarks(source: Source, record: EpisodeRecord, tokens: Tokens): Marks {
+  const limits = record.turns.map((turn): [number, string] => [turn[1] - 1, limitOf(source.episode, turn)]);
+  const pictures = tokens.pictures.map(([start, length, name]): [number, [number, string]] => [start, [length, name]]);
+  return { source, pictures: new Map(pictures), credits: new Map(record.score?.credits ?? []), limits: new Map(limits.filter(([, text]) => text)) };
 }
 
 interface ChunkProps {
@@ -200,6 +213,14 @@ function makeSpans(from: number, to: number, tokens: Tokens, marks: Marks) {
     const special = tokens.pieces !== null && isSpecial(tokens.pieces[index]);
     const credit = marks.credits.get(index);
     const limit = marks.limits.get(index);
+    const picture = marks.pictures.get(index);
+    if (picture !== undefined) {
+      spans.push(
+        <span role="presentation" class="placed">
+          ▧ {number(picture[0])} {picture[0] === 1 ? "token" : "tokens"} of a picture
+        </span>,
+      );
+    }
     spans.push(
       <span role="option" id={`t${index}`} aria-selected="false" data-i={index} class={`token ${origin}${shade(tokens.logprobs[index])}${special ? " special" : ""}`}>
         {visiblePiece(tokens, index)}
@@ -267,8 +288,10 @@ function Detail({ tokens, record, index, marks }: { tokens: Tokens; record: Epis
     ["reward here", number(marks.credits.get(index))],
     ...Object.entries(tokens.open_columns).map(([name, values]): [string, string] => [name, values[index] ?? "–"]),
   ];
+  const picture = [...marks.pictures].find(([start, [length]]) => index >= start && index < start + length);
   return (
     <aside class="detail" aria-label="The chosen token">
+      {picture && <Picture key={picture[0]} url={picture[1][1]} source={marks.source} />}
       <dl>
         {facts.map(([name, value]) => (
           <>

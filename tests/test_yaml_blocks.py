@@ -104,6 +104,7 @@ _LEASE: Final = "needs agents that lease the episodes: tests/test_external_pull_
 _TRAIN: Final = "a training: tests/test_train_examples.py; its other sections are few"
 _TEACHER: Final = "a training: tests/test_distillation.py; its other sections are few"
 _REPLAY: Final = "needs a mixture of experts: tests/test_router_replay.py"
+_PICTURES: Final = "its tasks have pictures, and the scripted engine takes none: tests/test_drawn_scenes.py"
 _LABELS: Final = "needs nodes with these labels: tests/test_ray_nodes.py"
 _STORE: Final = "needs an account and a store; the plugin's own tests run it"
 _GPU: Final = "needs GPUs"
@@ -129,6 +130,7 @@ NOT_ROLLED_OUT: Final[dict[str, str]] = {
     "examples/external_openai/rollout.yaml": _PROGRAM,
     "examples/external_pull/rollout.yaml": _LEASE,
     "examples/train_7b.yaml": _GPU,
+    "examples/train_scenes.yaml": _PICTURES,
 }
 """Blocks and examples that are planned but not rolled out, with the reason; a runtime's name limits it to that one."""
 

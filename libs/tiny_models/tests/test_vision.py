@@ -15,6 +15,7 @@ from turnwise_tiny_models import (
     VISION_START,
     VISION_TOKENS,
     byte_level_tokenizer,
+    image_processor,
     save_vision,
     tiny_qwen2_5_vl,
     tiny_qwen3_vl,
@@ -58,3 +59,31 @@ def test_the_chat_template_has_one_placeholder_for_a_picture():
         "<|im_start|>system\nLook.<|im_end|>\n"
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+@pytest.mark.parametrize("make", [tiny_qwen2_5_vl, tiny_qwen3_vl])
+def test_layers_and_spread_of_the_matrices(make):
+    """Both are options, of the vision tower and of the text model."""
+    torch.manual_seed(0)
+    model = make(TOKENIZER, num_vision_layers=1, initializer_range=0.1)
+    assert len(model.model.visual.blocks) == 1
+    text, vision = model.model.language_model.layers[0].self_attn.q_proj, model.model.visual.blocks[0].attn.qkv
+    assert [0.1, 0.1] == [pytest.approx(float(each.weight.detach().std()), rel=0.1) for each in (text, vision)]
+
+
+def test_a_folder_with_another_processor(tmp_path):
+    """The processor of the call is written; by `BOX` a picture shrinks to the means of its squares."""
+    processor = image_processor(max_pixels=32 * 32, resampling=Image.Resampling.BOX)
+    save_vision(tiny_qwen2_5_vl(TOKENIZER), TOKENIZER, tmp_path, processor)
+    loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    image = Image.new("RGB", (128, 128), "white")
+    checks = image.copy()
+    checks.paste("black", (0, 0, 64, 128))
+    lines = image.copy()
+    for column in range(0, 128, 2):
+        lines.paste("black", (column, 0, column + 1, 128))
+    seen = [loaded(images=[each], return_tensors="np")["pixel_values"] for each in (checks, lines)]
+    assert {(64, 96)} == {each.shape for each in seen}
+    grey = loaded(images=[Image.new("RGB", (32, 32), (128, 128, 128))], return_tensors="np")["pixel_values"]
+    np.testing.assert_array_equal(seen[1], grey)
+    assert not np.array_equal(seen[0], grey)

@@ -25,7 +25,7 @@ from turnwise_simulated_users.model_user import _text_of
 from turnwise_testing.inputs.small_episodes import episode, trajectory
 from turnwise_tool_agent.pictures import show_pictures
 from turnwise_trl_bridge.worker import build_samples
-from turnwise_verl_bridge.rows import check_trainable
+from turnwise_verl_bridge.rows import check_trainable, to_queue_rows
 from turnwise_viewer.case_source import write_case
 
 CAT = find_picture(b"\x89PNG\r\n\x1a\n cat", "image/png")
@@ -51,7 +51,11 @@ REFUSALS: dict[str, tuple[Callable[[EpisodeResult], object], type[TurnwiseError]
     ),
     "atif": (turnwise_conversions.to_atif, DataError, "episode t0/0 has pictures, and an ATIF object without a folder"),
     "datasets": (lambda result: list(rows_of(result)), DataError, "and a data set of texts has no place"),
-    "verl": (check_trainable, ConfigError, "the rows for verl have no place for pictures"),
+    "verl": (
+        lambda result: to_queue_rows(collate([result], pad_token_id=0), result),
+        ConfigError,
+        "a record has pictures, and verl's model is neither",
+    ),
     "tensordict": (
         lambda result: to_tensordict(collate([result], pad_token_id=0)),
         PluginError,

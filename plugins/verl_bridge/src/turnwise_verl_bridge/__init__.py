@@ -15,9 +15,9 @@ from turnwise_verl_bridge.config import VerlAgentConfig, VerlEngineConfig, VerlI
 
 def make_verl(config: VerlEngineConfig, resources: Resources) -> Engine:
     """Build the facade; raise `ConfigError` outside verl, where there are no servers."""
-    from turnwise_verl_bridge.engine import VerlEngine, current_client
+    from turnwise_verl_bridge.engine import build_engine
 
-    return VerlEngine(config, current_client(), resources.model)
+    return build_engine(config, resources.model)
 
 
 def make_agent(config: VerlAgentConfig, resources: Resources) -> Agent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,22 +15,38 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ModelSpec
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from turnwise_engine_support.pictures import supports_pictures
 from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
 from turnwise_verl_bridge.config import VerlEngineConfig
+from turnwise_verl_bridge.pictures import VisionRows, images_of
 
 SAMPLING_OPTIONS = frozenset({"frequency_penalty", "presence_penalty", "repetition_penalty"})
 """Options that verl's servers take under one name, whether vLLM or SGLang runs behind them."""
 _CLIENT: ContextVar[Any] = ContextVar("turnwise_verl_client")
+_BUILT: ContextVar[list[VerlEngine]] = ContextVar("turnwise_verl_engines")
 
 
 @contextmanager
-def use_client(client: Any) -> Iterator[None]:
-    """Give engines `verl` that are built in this context a `verl.workers.rollout.llm_server.LLMServerClient`."""
-    token = _CLIENT.set(client)
+def use_client(client: Any) -> Iterator[list[VerlEngine]]:
+    """
+    Give engines `verl` that are built in this context a `verl.workers.rollout.llm_server.LLMServerClient`.
+
+    The list gets these engines.
+    """
+    built: list[VerlEngine] = []
+    token, other = _CLIENT.set(client), _BUILT.set(built)
     try:
-        yield
+        yield built
     finally:
         _CLIENT.reset(token)
+        _BUILT.reset(other)
+
+
+def build_engine(config: VerlEngineConfig, model: ModelSpec | None) -> VerlEngine:
+    """Build an engine for the client of the enclosing `use_client`; `ConfigError` outside of it."""
+    engine = VerlEngine(config, current_client(), model)
+    _BUILT.get().append(engine)
+    return engine
 
 
 def current_client() -> Any:
@@ -46,19 +63,25 @@ class VerlEngine:
 
     verl manages weights and sleep. Its client cannot abort a single request: a request cancelled here runs to its end
     on verl's server.
+
+    Attributes:
+        vision: computes the fields of rows with pictures; None for a model that takes none.
     """
 
     def __init__(self, config: VerlEngineConfig, client: Any, model: ModelSpec | None = None) -> None:
         self._config = config
         self._routes = self._route_shape(model) if config.enable_return_routed_experts else None
         self._client = client
+        path = None if model is None else model.path
+        self.vision = VisionRows(path) if path is not None and supports_pictures(path) else None
         self._num_running = 0
         self._stopped = False
 
     @property
     def capabilities(self) -> Capabilities:
-        """Log-probabilities and options of sampling only; verl controls weights, sleep and aborts."""
+        """Log-probabilities, options of sampling, and pictures; verl controls weights, sleep and aborts."""
         return Capabilities(
+            pictures=self.vision is not None,
             max_context=self._config.max_context,
             sampling_options=SAMPLING_OPTIONS,
             columns=frozenset({COLUMN} if self._routes else ()),
@@ -92,12 +115,18 @@ class VerlEngine:
             raise EngineError(f"request {request.request_id!r} has an empty context")
         if limit is not None and len(request.token_ids) >= limit:
             raise EngineError(f"the context has {len(request.token_ids)} tokens, but max_context is {limit}")
+        if request.pictures and self.vision is None:
+            raise EngineError("the model of verl's servers takes no pictures")
         self._num_running += 1
         try:
+            pictures = {}
+            if request.pictures:
+                pictures["image_data"] = await asyncio.to_thread(images_of, request.pictures)
             output = await self._client.generate(
                 request_id=request.trajectory_id.partition("/")[0],
                 prompt_ids=request.token_ids.tolist(),
                 sampling_params=to_verl_sampling(request.sampling),
+                **pictures,
             )
         finally:
             self._num_running -= 1

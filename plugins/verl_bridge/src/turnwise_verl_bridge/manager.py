@@ -17,7 +17,7 @@ import structlog
 from turnwise import EpisodeResult, RolloutManager, Task
 from turnwise.errors import InfrastructureError
 from turnwise_verl_bridge.rows import to_data_proto, to_queue_rows
-from turnwise_verl_bridge.runs import Sampling, build_task, get_manager
+from turnwise_verl_bridge.runs import Sampling, build_task, get_manager, vision_of
 
 
 class TurnwiseManager:
@@ -72,7 +72,7 @@ class TurnwiseManager:
         tasks = [build_task(row, str(row.get("uid", index))) for index, row in enumerate(rows)]
         step = int(prompts.meta_info.get("global_steps", 0))
         results = manager.rollout(tasks, global_step=step)
-        output = to_data_proto(_collate_padded(manager, results, self.config), results)
+        output = to_data_proto(_collate_padded(manager, results, self.config), results, vision_of(manager))
         for name, values in prompts.non_tensor_batch.items():
             output.non_tensor_batch.setdefault(name, values)
         return output
@@ -126,7 +126,7 @@ class TurnwiseManager:
         import transfer_queue as tq
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-        rows = to_queue_rows(manager.collate([result]), result)
+        rows = to_queue_rows(manager.collate([result]), result, vision_of(manager))
         tags = []
         for fields in rows:
             num_prompt, num_response = len(fields["prompts"]), len(fields["responses"])

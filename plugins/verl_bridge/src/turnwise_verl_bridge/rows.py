@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from turnwise import EpisodeResult, RolloutBatch, Trajectory
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_moe_routes.shapes import COLUMN
+from turnwise_verl_bridge.pictures import VisionRows, images_of
 from turnwise_verl_bridge.timing import batch_timing
 
 
@@ -21,8 +22,7 @@ def check_trainable(result: EpisodeResult) -> None:
 
     Raises:
         InfrastructureError: the episode failed or has no trajectory to train; verl must not count it as a reward of 0.
-        ConfigError: it has parallel paths, or pictures; verl's engines support neither their mask nor their positions,
-            and these rows have no place for pictures.
+        ConfigError: it has parallel paths; verl's engines support neither their mask nor their positions.
     """
     if not result.trainable or not any(result.trained):
         fault = result.fault
@@ -32,8 +32,6 @@ def check_trainable(result: EpisodeResult) -> None:
         )
     if any(trajectory.path_start.any() for trajectory in result.trajectories):
         raise ConfigError("verl's engines cannot train parallel paths: use turnwise-grpo-trainer")
-    if any(trajectory.pictures for trajectory in result.trajectories):
-        raise ConfigError("the rows for verl have no place for pictures: use turnwise-grpo-trainer")
 
 
 def count_turns(trajectory: Trajectory) -> int:
@@ -67,6 +65,7 @@ def to_loop_outputs(result: EpisodeResult) -> list[Any]:
             metrics=timing,
             extra_fields=_weight_steps(trajectory),
             **_routes(trajectory),
+            **_images(trajectory),
         )
         for trajectory in compress(result.trajectories, result.trained)
     ]
@@ -76,7 +75,17 @@ def to_loop_outputs(result: EpisodeResult) -> list[Any]:
     return outputs
 
 
-def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, Any]]:
+def _images(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the images of a record, of which verl's loop worker computes the inputs and the positions."""
+    return {"multi_modal_data": {"images": images_of(trajectory.pictures)}} if trajectory.pictures else {}
+
+
+def _need_vision(trajectory: Trajectory, vision: VisionRows | None) -> None:
+    if trajectory.pictures and vision is None:
+        raise ConfigError("a record has pictures, and verl's model is neither a Qwen2.5-VL nor a Qwen3-VL")
+
+
+def to_queue_rows(batch: RolloutBatch, result: EpisodeResult, vision: VisionRows | None = None) -> list[dict[str, Any]]:
     """
     Return the fields of an episode's TransferQueue rows: unpadded tensors with token-level rewards.
 
@@ -86,6 +95,7 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
     Args:
         batch: the batch of this episode alone.
         result: the episode.
+        vision: of a vision-language model, whose rows have positions on four axes, also rows of text.
     """
     import torch
 
@@ -100,6 +110,8 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
     for index, trajectory in enumerate(compress(result.trajectories, result.trained)):
         prompts, responses = torch.tensor(trajectory.prompt_ids), torch.tensor(trajectory.response_ids)
         mask = torch.tensor(trajectory.response_mask, dtype=torch.int64)
+        _need_vision(trajectory, vision)
+        positions = torch.tensor(trajectory.position_ids).long() if vision is None else vision.positions(trajectory)
         rows.append(
             {
                 "prompts": prompts.long(),
@@ -107,12 +119,12 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
                 "response_mask": mask,
                 "loss_mask": mask,
                 "input_ids": torch.cat([prompts, responses]).long(),
-                "position_ids": torch.tensor(trajectory.position_ids).long(),
+                "position_ids": positions,
                 "rollout_log_probs": torch.tensor(trajectory.logprobs, dtype=torch.float32),
                 "rm_scores": rewards[index, : len(responses)].clone(),
                 "num_turns": count_turns(trajectory),
                 "extra_fields": {**_weight_steps(trajectory), "reward_extra_info": _reward_extra(result)},
-                "multi_modal_inputs": {},
+                "multi_modal_inputs": {} if vision is None else vision.inputs(trajectory),
             }
             | {name: torch.from_numpy(np.array(trajectory.column(name))) for name in trajectory.columns}
             | {name: torch.from_numpy(values) for name, values in _routes(trajectory).items()}
@@ -120,13 +132,14 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
     return rows
 
 
-def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
+def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult], vision: VisionRows | None = None) -> Any:
     """
     Return a batch as verl's `DataProto` with one row per result, in order.
 
     Args:
         batch: padded to verl's prompt and response length.
         results: the episodes, with one trajectory each.
+        vision: of a vision-language model, whose rows have positions on four axes, also rows of text.
 
     Raises:
         InfrastructureError: an episode failed.
@@ -160,6 +173,11 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
     if bool(batch.scored.all()):
         tensors["rm_scores"] = batch.rm_scores
     columns: dict[str, Any] = {"__num_turns__": np.array([count_turns(each) for each in trained], np.int32)}
+    for trajectory in trained:
+        _need_vision(trajectory, vision)
+    if vision is not None:
+        tensors["position_ids"] = vision.padded_positions(trained, batch.attention_mask)
+        columns["multi_modal_inputs"] = np.array([vision.inputs(each) for each in trained], dtype=object)
     extras = [_reward_extra(result) for result in results]
     names = sorted({name for extra in extras for name in extra})
     for name in names:

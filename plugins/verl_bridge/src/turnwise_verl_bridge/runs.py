@@ -11,12 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from attrs import frozen
 
 from turnwise import RolloutManager, Task, load_config
 from turnwise.errors import ConfigError
 from turnwise_verl_bridge.engine import use_client
+from turnwise_verl_bridge.pictures import VisionRows, read_message
 
 
 @frozen(kw_only=True)
@@ -37,6 +39,7 @@ class Sampling:
 
 
 _RUNNING: Final[dict[tuple[int, str, Sampling], RolloutManager]] = {}
+_VISION: Final[WeakKeyDictionary[RolloutManager, VisionRows | None]] = WeakKeyDictionary()
 _STARTING: Final = threading.Lock()
 
 
@@ -51,11 +54,17 @@ def get_manager(verl_config: Any, client: Any, sampling: Sampling) -> RolloutMan
     with _STARTING:
         key = (id(client), path, sampling)
         if key not in _RUNNING:
-            with use_client(client):
+            with use_client(client) as engines:
                 manager = RolloutManager.from_config(load_run_config(verl_config, sampling))
+            _VISION[manager] = engines[0].vision if engines else None
             manager.start()
             _RUNNING[key] = manager
         return _RUNNING[key]
+
+
+def vision_of(manager: RolloutManager) -> VisionRows | None:
+    """Return what computes the fields of pictures for a manager of this module; None for a model without pictures."""
+    return _VISION.get(manager)
 
 
 def stop_all() -> None:
@@ -118,7 +127,7 @@ def build_task(fields: Mapping[str, Any], uid: str) -> Task:
     agent_name = _AGENTS.get(named, named)
     ground_truth = dict(fields.get("reward_model") or {}).get("ground_truth")
     return Task(
-        messages=tuple(dict(message) for message in fields["raw_prompt"]),
+        messages=tuple(read_message(message) for message in fields["raw_prompt"]),
         uid=uid,
         agent_name=agent_name,
         ground_truth=ground_truth,

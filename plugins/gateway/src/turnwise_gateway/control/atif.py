@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from attrs import asdict
 
+from turnwise.media import is_picture_part, read_picture_part
 from turnwise.types import JsonDict, Message
 from turnwise_gateway.calls import DeliveredTurn, ModelReply
+from turnwise_gateway.contents import has_parts
 from turnwise_gateway.control.agent_session import AgentSession
 from turnwise_gateway.session.lineage import find_kinds
 from turnwise_result_files.atif import Steps, add_outside_calls, add_step, build_document, token_metrics
@@ -19,7 +21,7 @@ def show_session(session: AgentSession, form: str = "json") -> JsonDict:
 
     As JSON it has its scores, its turns with their token ids by record, the lineage of the records, and the episode
     once that is in a file of results. In ATIF, the record of the first turn is the trajectory; every other record and
-    every call to another model is a sub-agent's trajectory.
+    every call to another model is a sub-agent's trajectory. A picture is the name of its file in results.
     """
     return _export_session(session) if form == "atif" else _describe_session(session)
 
@@ -82,7 +84,7 @@ def _export(session_id: str, agent: JsonDict, turns: Sequence[DeliveredTurn]) ->
     for index, turn in enumerate(turns):
         messages = turn.call.messages
         for message in messages if index == 0 else _new_messages(messages):
-            add_step(steps, message, is_given=True)
+            add_step(steps, message, is_given=True, content=_content(message))
         add_step(steps, _message(turn.reply))
         steps[-1]["metrics"] = _tokens(turn.reply)
     usages = [turn.reply.usage for turn in turns]
@@ -92,6 +94,16 @@ def _export(session_id: str, agent: JsonDict, turns: Sequence[DeliveredTurn]) ->
         sum(usage.cached_tokens for usage in usages),
     ]
     return build_document(session_id, agent, steps, totals=totals)
+
+
+def _content(message: Message) -> str | None:
+    """Return a content with the name of its file for each picture; None for a content without pictures."""
+    if not has_parts(message):
+        return None
+    return "\n".join(
+        f"[picture {read_picture_part(part).file_name}]" if is_picture_part(part) else part["text"]
+        for part in message["content"]
+    )
 
 
 def _new_messages(messages: Sequence[Message]) -> Sequence[Message]:

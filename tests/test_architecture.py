@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -250,6 +251,13 @@ def test_tests_import_slow_libraries_in_functions() -> None:
     files = (path for path in TESTS if path.name.startswith("test_") or path.name == "conftest.py")
     files = containing(files, rf"(?:import|from) (?:{'|'.join(SLOW_LIBRARIES)})")
     assert [name_of(path) for path in files if imported_at_once(path) & {*SLOW_LIBRARIES}] == []
+
+
+def test_modules_that_tests_import_have_unique_names() -> None:
+    """Tests import each other's modules by their plain names, and the first folder with a file of the name has it."""
+    places = Counter(path.stem for path in TESTS)
+    ambiguous = {stem for stem, number in places.items() if number > 1}
+    assert [name_of(path) for path in TESTS if imported_at_once(path) & ambiguous] == []
 
 
 def imported_at_once(path: Path) -> set[str]:

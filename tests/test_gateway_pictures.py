@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_pictures import CAT, DOG, PLUGINS, roll_out, write_run
+from picture_rollouts import CAT, DOG, PLUGINS, roll_out, write_run
 
 from turnwise.media import picture_part
 from turnwise_result_files import read_results

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from test_tools import GSM8K, TASK
+from gsm8k_tool import GSM8K, TASK
 
 from turnwise_verl_bridge import make_interaction, make_tools
 from turnwise_verl_bridge.config import VerlInteractionConfig, VerlToolsConfig

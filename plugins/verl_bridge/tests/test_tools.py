@@ -5,43 +5,19 @@ import textwrap
 
 import pytest
 import verl_like
+from gsm8k_tool import GSM8K, TASK
 
-from turnwise import RolloutManager, Task, ToolCall, load_config
+from turnwise import RolloutManager, ToolCall, load_config
 from turnwise.errors import ConfigError
 from turnwise_testing import ToolSuite
 from turnwise_testing.checks.tool import ToolExample
 from turnwise_verl_bridge import make_tools
 from turnwise_verl_bridge.config import VerlToolsConfig
 
-# The file of verl's documentation (docs/sglang_multiturn/multiturn.rst), unchanged but for the class.
-GSM8K = """
-tools:
-  - class_name: "verl_like.CountingTool"
-    config:
-      type: native
-    tool_schema:
-      type: "function"
-      function:
-        name: "calc_gsm8k_reward"
-        description: "A tool for calculating the reward of gsm8k."
-        parameters:
-          type: "object"
-          properties:
-            answer:
-              type: "string"
-              description: "The model's answer to the GSM8K math problem, must be a digits"
-          required: ["answer"]
-"""
 OLD = """
 tools:
   - {class_name: verl_like.OldTool, config: {type: native}}
 """
-TASK = Task(
-    messages=({"role": "user", "content": "2+2?"},),
-    uid="task",
-    ground_truth="4",
-    extra={"extra_info": {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"level": 3}}}}},
-)
 
 
 @pytest.fixture

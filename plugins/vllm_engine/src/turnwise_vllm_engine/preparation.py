@@ -1,4 +1,4 @@
-"""What the process of the engine does with a request before vLLM has it: its grammar is compiled, its pictures read."""
+"""Prepares requests for vLLM: compiles their grammars, and reads their pictures."""
 
 from __future__ import annotations
 

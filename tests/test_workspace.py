@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from importlib.metadata import version
@@ -230,6 +231,30 @@ def test_a_list_of_folders_has_what_they_need(file: str) -> None:
     for folder in folders:
         needed = {Requirement(text).name for text in project_file(folder)["project"]["dependencies"]}
         assert {name for name in needed if name.startswith("turnwise")} <= found, folder
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("plugins/verl_bridge/requirements-verl.txt", "plugins/verl_bridge/tests"),
+        (".ci/engine", "plugins/vllm_engine/tests"),
+        (".ci/engine", "plugins/sglang_engine/tests"),
+    ],
+)
+def test_a_list_of_folders_has_what_tests_import(file: str, tests: str) -> None:
+    """The tests of a plugin with an environment of its own import no package that the environment lacks."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    folders = {*re.findall(r"(?<![\w/(])(?:\./)?(core|(?:libs|plugins)/\w+)(?![\w/])", text), *LISTS[file]}
+    found = {f"turnwise_{folder.rpartition('/')[2]}" for folder in folders}
+
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / tests).rglob("*.py")]
+    imported = {
+        node.module.partition(".")[0]
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    assert {name for name in imported if name.startswith("turnwise_")} <= found
 
 
 RINGS = {

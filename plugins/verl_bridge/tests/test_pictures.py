@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
@@ -45,6 +45,8 @@ def model(directory):
 
 def processed(directory, pictures=PICTURES):
     """Return what the model's processor computes of images, as verl calls it."""
+    from transformers import AutoImageProcessor  # without torchvision, the release that verl has refuses any use of it
+
     processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
     images = [Image.open(io.BytesIO(picture.data)).convert("RGB") for picture in pictures]
     return processor(images=images, return_tensors="pt"), processor.merge_size**2
@@ -222,8 +224,11 @@ def test_odd_parts_of_a_data_set(part, reason):
 
 
 @pytest.mark.verl
-def test_outputs_of_loops(directory, model):
+def test_outputs_of_loops():
     """verl computes inputs and positions itself, of the images."""
     pytest.importorskip("verl", reason="verl is not installed here: see plugins/verl_bridge/README.md")
-    (output,) = to_loop_outputs(episode_of(record_of(directory, model)))
+    places = [PlacedPicture(start=2 * number, num_tokens=2, picture=each) for number, each in enumerate(PICTURES)]
+    record = Trajectory(MediaTokens(token_ids=[5] * 5, pictures=places))
+    record.add_action([11, 12], [-0.5, -0.5])
+    (output,) = to_loop_outputs(episode_of(record))
     assert [(24, 16), (16, 32)] == [image.size for image in output.multi_modal_data["images"]]

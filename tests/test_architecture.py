@@ -68,6 +68,7 @@ PUBLIC = (
     "record",
     "report",
     "sampling",
+    "sized_cache",
     "task_tools",
     "terminal",
     "threads",

@@ -7,7 +7,6 @@ are imported when they are needed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.media import decode_picture
+from turnwise.sized_cache import SizedCache
 from turnwise.types import Picture, PlacedPicture, TokenArray
 from turnwise_engine_support.error_lines import engine_errors, error_line
 from turnwise_engine_support.model_directory import read_whole_config
@@ -59,7 +59,7 @@ class PictureReader:
 
     Attributes:
         directory: of the model.
-        max_bytes: of the arrays that it keeps; the ones used longest ago go first.
+        max_bytes: of the arrays that it keeps: the ones that were used last.
         num_computed: how often it has computed arrays.
         placeholder: the id of a part of a picture.
     """
@@ -69,11 +69,11 @@ class PictureReader:
     num_computed: int = field(default=0, init=False)
     placeholder: int = field(init=False)
     _processor: Any = field(init=False)
-    _cache: OrderedDict[str, PictureArrays] = field(factory=OrderedDict, init=False)
-    _num_bytes: int = field(default=0, init=False)
+    _cache: SizedCache[str, PictureArrays] = field(init=False)
     _lock: Lock = field(factory=Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._cache = SizedCache(self.max_bytes)
         self.placeholder = int(read_whole_config(self.directory)["image_token_id"])
         self._processor = _load_processor(self.directory)
 
@@ -112,14 +112,10 @@ class PictureReader:
         # One thread computes at a time, so that a group of requests with one picture computes it once.
         with self._lock:
             if (found := self._cache.get(picture.key)) is not None:
-                self._cache.move_to_end(picture.key)
                 return found
             arrays = self._compute(picture)
             self.num_computed += 1
-            self._cache[picture.key] = arrays
-            self._num_bytes += arrays.pixel_values.nbytes
-            while self._num_bytes > self.max_bytes and len(self._cache) > 1:
-                self._num_bytes -= self._cache.popitem(last=False)[1].pixel_values.nbytes
+            self._cache.put(picture.key, arrays, arrays.pixel_values.nbytes)
             return arrays
 
     def _compute(self, picture: Picture) -> PictureArrays:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import io
 import pickle
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar, cast
 
 from attrs import define, field, frozen
 
 from turnwise.errors import DataError
 from turnwise.media import Picture, PictureName, is_picture_part, picture_part, read_picture_part
+from turnwise.sized_cache import SizedCache
 from turnwise.types import Message
 
 T = TypeVar("T")
@@ -59,8 +59,7 @@ class PacketSender:
     Packs values for one receiver, and knows which pictures that holds.
 
     Attributes:
-        max_bytes: of the pictures that the receiver holds between two packets; it first forgets the ones that were in
-            no packet for longest.
+        max_bytes: of the pictures that the receiver holds between two packets: the ones that were in the last packets.
         num_packets: so far.
         num_sent: pictures whose bytes were in packets.
         num_sent_bytes: bytes of these.
@@ -70,8 +69,10 @@ class PacketSender:
     num_packets: int = field(default=0, init=False)
     num_sent: int = field(default=0, init=False)
     num_sent_bytes: int = field(default=0, init=False)
-    _held: OrderedDict[PictureName, int] = field(factory=OrderedDict, init=False)  # bytes of each
-    _num_bytes: int = field(default=0, init=False)  # of all of them
+    _held: SizedCache[PictureName, None] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._held = SizedCache(self.max_bytes)
 
     def pack(self, value: T) -> Packet[T]:
         """Return the next packet."""
@@ -79,21 +80,13 @@ class PacketSender:
         pickler = _NamingPickler(file)
         pickler.dump(value)
         new = [picture for name, picture in pickler.named.items() if name not in self._held]
-        for name, picture in pickler.named.items():
-            self._held[name] = len(picture.data)
-            self._held.move_to_end(name)
-        num_bytes = sum(len(picture.data) for picture in new)
-        self.num_sent, self.num_sent_bytes = self.num_sent + len(new), self.num_sent_bytes + num_bytes
-        self._num_bytes += num_bytes
+        for name in pickler.named:
+            self._held.get(name)  # before the new ones, which could remove a picture that is used here
+        forgotten = [name for each in new for name in self._held.put(each.name, None, len(each.data))]
+        self.num_sent += len(new)
+        self.num_sent_bytes += sum(len(picture.data) for picture in new)
         number, self.num_packets = self.num_packets, self.num_packets + 1
-        forgotten = tuple(self._forget())
-        return Packet(number=number, pickled=file.getvalue(), pictures=tuple(new), forgotten=forgotten)
-
-    def _forget(self) -> Iterator[PictureName]:
-        while self._num_bytes > self.max_bytes:
-            name, num_bytes = self._held.popitem(last=False)
-            self._num_bytes -= num_bytes
-            yield name
+        return Packet(number=number, pickled=file.getvalue(), pictures=tuple(new), forgotten=tuple(forgotten))
 
 
 @define(eq=False)
@@ -180,18 +173,13 @@ class _Urls:
     Only a URL that `picture_part` writes has one, so that the receiver can write it again.
     """
 
-    _read: OrderedDict[str, Picture | None] = field(factory=OrderedDict)
-    _num_characters: int = 0
+    _read: SizedCache[str, Picture | None] = field(factory=lambda: SizedCache(_MAX_URL_CHARACTERS))
 
     def read(self, url: str) -> Picture | None:
-        if url not in self._read:
-            self._read[url] = _read_url(url)
-            self._num_characters += len(url)
-        self._read.move_to_end(url)
-        picture = self._read[url]
-        while self._num_characters > _MAX_URL_CHARACTERS:
-            oldest, _picture = self._read.popitem(last=False)
-            self._num_characters -= len(oldest)
+        if url in self._read:
+            return self._read.get(url)
+        picture = _read_url(url)
+        self._read.put(url, picture, len(url))
         return picture
 
 

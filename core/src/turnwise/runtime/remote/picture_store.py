@@ -8,13 +8,13 @@ asked first, and no worker has to know what a replica holds: one that restarts a
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from attrs import define, field
 
 from turnwise.media import Picture, PictureName, find_held
+from turnwise.sized_cache import SizedCache
 
 Ask = Callable[[PictureName], None]
 """Asks the sender of a request for a picture of the request."""
@@ -36,16 +36,22 @@ class PictureStore:
     Pictures by name.
 
     Attributes:
-        max_bytes: that it holds itself; it first forgets the pictures that were asked for longest ago.
+        max_bytes: of the pictures that it holds itself; it keeps the ones that were asked for last.
         find_in_use: returns a picture that the process holds for other reasons, such as a running request.
-        num_bytes: that it holds itself.
     """
 
     max_bytes: int = _MAX_BYTES
     find_in_use: Callable[[PictureName], Picture | None] = find_held
-    num_bytes: int = field(default=0, init=False)
-    _held: OrderedDict[PictureName, Picture] = field(factory=OrderedDict, init=False)
+    _held: SizedCache[PictureName, Picture] = field(init=False)
     _wanted: dict[PictureName, _Wanted] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._held = SizedCache(self.max_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pictures that it holds itself."""
+        return self._held.size
 
     def add(self, picture: Picture) -> None:
         """Keep a picture, and give it to the requests that wait for it."""
@@ -84,13 +90,7 @@ class PictureStore:
         return picture
 
     def _keep(self, picture: Picture) -> None:
-        if picture.name not in self._held:
-            self.num_bytes += len(picture.data)
-        self._held[picture.name] = picture
-        self._held.move_to_end(picture.name)
-        while self.num_bytes > self.max_bytes:
-            _name, oldest = self._held.popitem(last=False)
-            self.num_bytes -= len(oldest.data)
+        self._held.put(picture.name, picture, len(picture.data))
 
     def _join(self, name: PictureName, request: object, ask: Ask) -> _Wanted:
         if (wanted := self._wanted.get(name)) is None:

@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.media import picture_part, read_picture_part
+from turnwise.sized_cache import SizedCache
 from turnwise_gateway.contents import Content, Part, build_content, text_part
 from turnwise_gateway.dialects.fields import Fields, refuse, refuse_unsupported
 from turnwise_gateway.limits import CheckPicture
@@ -30,15 +31,14 @@ class PictureReader:
     """
 
     check: CheckPicture
-    _known: dict[str, Part] = field(factory=dict, init=False)
-    _num_chars: int = field(default=0, init=False)
+    _known: SizedCache[str, Part] = field(factory=lambda: SizedCache(_MAX_KNOWN_CHARS), init=False)
 
     def read(self, url: str, path: str) -> Part:
         """Return the part of a picture, the same object each time; `CallRefusedError` names its place."""
         known = self._known.get(url)
         if known is None:
             known = self._read(url, path)
-            self._keep(url, known)
+            self._known.put(url, known, len(url))
         return known
 
     def _read(self, url: str, path: str) -> Part:
@@ -52,14 +52,6 @@ class PictureReader:
         part: Part = picture_part(picture)
         # One text in memory instead of two equal ones, for it may have megabytes.
         return {"type": "image_url", "image_url": {"url": url}} if part["image_url"] == {"url": url} else part
-
-    def _keep(self, url: str, part: Part) -> None:
-        self._num_chars += len(url)
-        self._known[url] = part
-        while self._num_chars > _MAX_KNOWN_CHARS:
-            oldest = next(iter(self._known))
-            self._num_chars -= len(oldest)
-            del self._known[oldest]
 
 
 @frozen

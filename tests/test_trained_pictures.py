@@ -13,7 +13,14 @@ from training_site import make_site, run, steps_of, train
 from turnwise_result_files import read_results
 from turnwise_testing.inputs.vision import QWEN_3_VL, draw_picture
 from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
-from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+from turnwise_tiny_models import (
+    VISION_TOKENS,
+    VisionSizes,
+    byte_level_tokenizer,
+    save_vision,
+    tiny_qwen2_5_vl,
+    tiny_qwen3_vl,
+)
 
 MODELS = {"qwen2_5_vl": tiny_qwen2_5_vl, "qwen3_vl": tiny_qwen3_vl}
 ENGINES = {
@@ -57,7 +64,7 @@ def site(names, tmp_path):
     make_site(tmp_path)
     tokenizer = byte_level_tokenizer(["What is shown?"] * 3, 300, special_tokens=VISION_TOKENS, chat_template=QWEN_3_VL)
     # Heads of 32 are the smallest of vLLM's kernels for a CPU.
-    model = MODELS[names[0]](tokenizer, hidden_size=128 if names[1] == "vllm" else 64)
+    model = MODELS[names[0]](tokenizer, VisionSizes(hidden_size=128 if names[1] == "vllm" else 64))
     save_vision(randomize_weights(model), tokenizer, tmp_path / "model")
     rows = []
     for number in range(5):

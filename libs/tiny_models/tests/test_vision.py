@@ -14,6 +14,7 @@ from turnwise_tiny_models import (
     VISION_END,
     VISION_START,
     VISION_TOKENS,
+    VisionSizes,
     byte_level_tokenizer,
     image_processor,
     save_vision,
@@ -65,7 +66,7 @@ def test_the_chat_template_has_one_placeholder_for_a_picture():
 def test_layers_and_spread_of_the_matrices(make):
     """Both are options, of the vision tower and of the text model."""
     torch.manual_seed(0)
-    model = make(TOKENIZER, num_vision_layers=1, initializer_range=0.1)
+    model = make(TOKENIZER, VisionSizes(num_vision_layers=1, initializer_range=0.1))
     assert len(model.model.visual.blocks) == 1
     text, vision = model.model.language_model.layers[0].self_attn.q_proj, model.model.visual.blocks[0].attn.qkv
     assert [0.1, 0.1] == [pytest.approx(float(each.weight.detach().std()), rel=0.1) for each in (text, vision)]

@@ -227,7 +227,7 @@ def make_vision_reference(kind, directory):
     from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
 
     tokenizer = tiny.byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=tiny.VISION_TOKENS)
-    model = getattr(tiny, f"tiny_{kind}")(tokenizer, hidden_size=128)
+    model = getattr(tiny, f"tiny_{kind}")(tokenizer, tiny.VisionSizes(hidden_size=128))
     tiny.save_vision(randomize_weights(model), tokenizer, directory)
     return VisionReference(directory)
 

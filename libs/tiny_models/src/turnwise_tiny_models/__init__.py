@@ -26,7 +26,7 @@ from turnwise_tiny_models.tokenizer import (
     VISION_TOKENS,
     byte_level_tokenizer,
 )
-from turnwise_tiny_models.vision import image_processor, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+from turnwise_tiny_models.vision import VisionSizes, image_processor, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
 
 __all__ = [
     "CHATML",
@@ -45,6 +45,7 @@ __all__ = [
     "Demonstration",
     "FitConfig",
     "Training",
+    "VisionSizes",
     "batched",
     "byte_level_tokenizer",
     "fit",

@@ -30,6 +30,7 @@ from turnwise_tiny_models import (
     Batch,
     FitConfig,
     Training,
+    VisionSizes,
     batched,
     byte_level_tokenizer,
     image_processor,
@@ -150,7 +151,7 @@ def build_training(config: TrainConfig) -> Training:
     tokenizer = build_tokenizer()
     encoder = SceneEncoder(tokenizer)
     # The usual standard deviation of 0.02 leaves attention even for hundreds of steps in so narrow a model.
-    model = tiny_qwen2_5_vl(tokenizer, hidden_size=64, num_layers=2, num_vision_layers=1, initializer_range=0.1)
+    model = tiny_qwen2_5_vl(tokenizer, VisionSizes(num_vision_layers=1, initializer_range=0.1))
     return Training(tokenizer, model, batched(examples(config, encoder), config.batch_size, encoder.collate))
 
 

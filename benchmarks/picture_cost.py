@@ -5,8 +5,8 @@ Measures the bytes of pictures between driver, workers and replicas, and the mem
 
 The messages are those of the runtime `ray`, pickled as between processes; there is no model. Each episode has
 another task with other pictures, and asks one of the replicas in each turn. Without a store, all pictures would travel
-with each request. The results do not depend on the machine. One process plays all parts, so it holds each picture once
-for all of them: the peak of memory is that of the pictures and the URLs of messages, not of several processes.
+with each request. The results do not depend on the machine. One process plays all parts and holds each picture once for
+all of them. So its peak of memory counts the pictures and the URLs of messages once; several processes need more.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def test_the_first_changed_task_is_named(tmp_path, order):
         task = Task(messages=({"role": "user", "content": text},), uid=f"u{row}", sample_index=row)
         return EpisodeSpec(task=task, agent_name="a", sampling=SamplingParams())
 
-    begun = [UnfinishedEpisode(spec=spec(row, "x"), started=True) for row in order]
-    save_unfinished(tmp_path / "unfinished.jsonl", begun)
+    unfinished = [UnfinishedEpisode(spec=spec(row, "x"), started=True) for row in order]
+    save_unfinished(tmp_path / "unfinished.jsonl", unfinished)
 
     with pytest.raises(DataError, match=r"row 1 has changed since episode 'u1/0' ran"):
         earlier_run(tmp_path, [spec(0, "x"), spec(1, "y"), spec(2, "y")], None)

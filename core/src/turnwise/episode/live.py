@@ -74,7 +74,7 @@ class LiveEpisode:
         spec, limits: which episode, and its limits.
         context: parts that it shares with other episodes.
         key: name of this attempt, unique in all processes; the ids of its requests and records start with it.
-        state, messages, memory: of the agent, the conversation as text, and the agent's notes, JSON values.
+        state, messages, memory: of the agent: its state, the conversation as text, and its notes, JSON values.
         counters: totals for the metrics.
         last_finish: finish reason of the last turn.
         reached: the limit that ended the last turn, or that the agent noted; None when there is none.
@@ -396,5 +396,5 @@ class LiveEpisode:
         try:
             return await code.wait_owning(self.limits.tool_call_s)
         except TimeoutError:
-            seconds = self.limits.tool_call_s
-            return ToolResult(text=f"Error: the tool did not answer within {seconds:g} seconds", error=True)
+            late = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
+            return ToolResult(text=late, error=True)

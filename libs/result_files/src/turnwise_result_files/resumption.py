@@ -89,12 +89,12 @@ def earlier_run(
     ended = _finished(out, decode)
     earlier = Earlier(places, tuple(each for each in ended if not (retry_failed and _failed_by_outage(each))))
     unfinished = load_unfinished(out / UNFINISHED_FILE) if (out / UNFINISHED_FILE).exists() else []
-    begun = [*((each.uid, each.task) for each in ended), *((each.uid, each.spec.task) for each in unfinished)]
-    for uid, _task in begun:
+    started = [*((each.uid, each.task) for each in ended), *((each.uid, each.spec.task) for each in unfinished)]
+    for uid, _task in started:
         if uid not in places:
             raise DataError(f"--resume {out}: episode {uid!r} is none of this run's: has its data set changed?")
     # In the order of the data set, as episodes end in any order: one folder then always gives one message.
-    for uid, task in sorted(begun, key=lambda each: places[each[0]]):
+    for uid, task in sorted(started, key=lambda each: places[each[0]]):
         if _content(task) != _content(specs[places[uid]].task):
             row = f"row {specs[places[uid]].task.sample_index}"
             raise DataError(f"--resume {out}: {row} has changed since episode {uid!r} ran: restore the data set")

@@ -6,7 +6,7 @@ from turnwise_testing.inputs.vision import make_picture
 
 
 def test_a_picture_has_its_name():
-    """Nothing is dropped in silence: the name is that of the file in the results of the episode."""
+    """A picture of an open session has the name of its file in the results of the episode."""
     picture = make_picture()
     content = [{"type": "text", "text": "Look:"}, picture_part(picture), {"type": "text", "text": "So?"}]
 

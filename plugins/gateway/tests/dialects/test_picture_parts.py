@@ -1,4 +1,4 @@
-"""Pictures in the parts of each dialect: their form, their places in messages, and what is refused."""
+"""Pictures in the parts of each dialect: their form, their places in messages, and refusals."""
 
 import json
 

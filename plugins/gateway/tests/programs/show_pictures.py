@@ -22,13 +22,15 @@ def encode(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def refuse(file, call, error_class):
-    try:
-        call(file.read_bytes())
-    except error_class as error:
-        answers[file.name] = [error.status_code, error.message]
-    else:
-        answers[file.name] = [200, ""]
+def show_hostile(show, error_class):
+    """Show each hostile file by a function of its bytes."""
+    for file in HOSTILE:
+        try:
+            show(file.read_bytes())
+        except error_class as error:
+            answers[file.name] = [error.status_code, error.message]
+        else:
+            answers[file.name] = [200, ""]
 
 
 def run_chat(client, error_class):
@@ -43,8 +45,7 @@ def run_chat(client, error_class):
     def ask(data):
         return [{"role": "user", "content": [{"type": "text", "text": "Which animal?"}, picture(data)]}]
 
-    for file in HOSTILE:
-        refuse(file, lambda data: create(ask(data)), error_class)
+    show_hostile(lambda data: create(ask(data)), error_class)
     messages = ask(CAT)
     message = create(messages)
     (call,) = message.tool_calls
@@ -64,8 +65,7 @@ def run_responses(client, error_class):
     def ask(data):
         return [{"role": "user", "content": [{"type": "input_text", "text": "Which animal?"}, picture(data)]}]
 
-    for file in HOSTILE:
-        refuse(file, lambda data: create(ask(data)), error_class)
+    show_hostile(lambda data: create(ask(data)), error_class)
     items = ask(CAT)
     output = create(items)
     (call,) = (each for each in output if each.type == "function_call")
@@ -86,8 +86,7 @@ def run_messages(client, error_class):
     def ask(data):
         return [{"role": "user", "content": [{"type": "text", "text": "Which animal?"}, picture(data)]}]
 
-    for file in HOSTILE:
-        refuse(file, lambda data: create(ask(data)), error_class)
+    show_hostile(lambda data: create(ask(data)), error_class)
     messages = ask(CAT)
     message = create(messages)
     (call,) = (each for each in message.content if each.type == "tool_use")

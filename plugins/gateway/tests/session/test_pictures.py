@@ -161,7 +161,7 @@ def test_branches_and_template_histories(chat):
 
 
 def test_too_many_pictures(chat):
-    """One line names the limit; nothing changes, and the conversation goes on without the last one."""
+    """A call with too many pictures is refused in one line, and the conversation continues without the last picture."""
 
     async def converse(session):
         client = Client(session, "chat")

@@ -54,7 +54,7 @@ class Session:
         others: its calls for models of other servers.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
         tools: runs its tool calls.
-        exhausted, refused: the last refusal for lack of budget or context, and for another reason since the last turn.
+        exhausted, refused: the last refusal for lack of budget or context, and for another reason; or None.
         num_calls: calls so far, refused ones included.
         transcript: turns that clients have, in the order in which they were appended to the records.
         changed: set when a call starts or ends, and with `ending`.

@@ -54,9 +54,9 @@ QUICK = core/tests libs/chat_templates libs/engine_support libs/rollout_buffer l
 quick: $(READY)  ## tests that start no process, in a minute of one core; before a commit
 	$(BIN)/python -m pytest -q --quick --hypothesis-profile quick -m "not gpu and not slow and not process" $(QUICK)
 
-# A part of the slow tests, such as 1/3; a test is always in the same one.
+# A part of the slow tests, such as 1/7; a test is always in the same one.
 PART ?= 1/1
-test-slow: $(READY)  ## the slow tests, and every property with more examples; PART=1/5 runs a fifth of them
+test-slow: $(READY)  ## the slow tests, and every property with more examples; PART=1/7 runs a seventh of them
 	$(PYTEST) -m "not gpu and (slow or (hypothesis and not sized))" --hypothesis-profile thorough --part $(PART)
 
 test-failed: $(READY)  ## the tests that failed in the last run, one after another

@@ -58,7 +58,7 @@ OWN_PROCESS = "TURNWISE_TEST_OWN_PROCESS"
 """Set in the process of a test that is marked `own_process`."""
 OWN_SETTINGS = "_hypothesis_internal_use_settings"
 """Attribute of a property with settings; hypothesis has no public way to read them."""
-MAX_CASES = 12
+MAX_CASES = 6
 """Cases of a test with the marker `many_cases` in `make test`, if the marker has no number; the others are slow."""
 QUICK_CPU_S = 60.0
 """Most processor seconds of `make quick`."""

@@ -81,8 +81,9 @@ def assert_scored(episode: EpisodeResult, teacher: Path) -> None:
     assert np.isnan(values[~sampled]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", [pytest.param((), id="local"), RAY, SHARDED])
-@pytest.mark.parametrize("loss", ["reverse_kl", pytest.param("topk_kl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", ["reverse_kl", "topk_kl"])
 def test_a_training_by_the_command_line(site: Path, loss: str, runtime: tuple[str, ...]) -> None:
     """The files of episodes have the teacher's values, and the metrics have the divergence from it."""
     out = train(site, "out", *options(loss), *runtime)
@@ -128,7 +129,8 @@ def refused(site: Path, *arguments: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("dry", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dry", [True, False])
 def test_another_tokenizer(site: Path, dry: bool) -> None:
     """It is refused with the first token that differs, by a plan too."""
     make_teacher(site / "other", swapped=(70, 90))

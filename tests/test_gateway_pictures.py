@@ -37,7 +37,7 @@ def write_program_run(folder: Path, dialect: str, **more: object) -> Path:
     return write_run(folder, agent=agent, tools=[], plugins=plugins, **sections)
 
 
-@pytest.mark.many_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_program_shows_pictures(tmp_path, dialect):
     """The engine gets them at their placeholders, one record has both, and a replay of the requests agrees."""
@@ -76,7 +76,7 @@ def test_a_program_shows_pictures(tmp_path, dialect):
     assert 0 == replayed.returncode
 
 
-@pytest.mark.many_cases(2)
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_hostile_files(tmp_path, dialect):
     """Each has one line with status 400: the program, the file of requests, the metrics and the log have it."""
@@ -121,6 +121,7 @@ def test_an_engine_without_pictures(tmp_path, dialect):
     assert "and the model reads text only" in result.fault.message
 
 
+@pytest.mark.slow
 def test_the_limit_of_pictures(tmp_path):
     """A program that ends at the limit has an episode that was cut there."""
     done = roll_out(tmp_path, write_program_run(tmp_path, "chat"), "rollout.max_pictures=1")

@@ -136,6 +136,7 @@ def assert_equal_fields(expected: RolloutBatch, actual: RolloutBatch) -> None:
     assert str(dict(expected.field_fills)) == str(dict(actual.field_fills))
 
 
+@pytest.mark.slow
 def test_a_file_needs_no_plugin(tmp_path: Path) -> None:
     """This process has not the plugin: it reads the columns, and other programs find their declaration and bytes."""
     done = roll_out(tmp_path)
@@ -151,6 +152,7 @@ def test_a_file_needs_no_plugin(tmp_path: Path) -> None:
             assert_columns(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
@@ -173,6 +175,7 @@ def test_a_column_that_an_engine_may_not_give(sections: dict[str, object], text:
     assert {("engine", text)} == {fault and (fault.owner, fault.message) for fault in faults}
 
 
+@pytest.mark.slow
 def test_two_plugins_declare_a_column(tmp_path: Path) -> None:
     """The command ends with one line that names both."""
     write_run(tmp_path)

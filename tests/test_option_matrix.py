@@ -113,7 +113,7 @@ def test_every_key_has_values(host: Host) -> None:
     assert [name for name in tables if name.partition("=")[0] not in known] == []
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_each_value_is_planned(host: Host, folder: Path, runtime: str) -> None:
     """`turnwise plan` accepts every documented value, or it is in `REFUSED` with the reason."""
     found = [each for each in entries(host, on_ray=runtime == "ray") if not is_of(each.name, refused_on(runtime))]

@@ -23,6 +23,7 @@ def fail(folder: Path, **options) -> str:
     return done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_line(tmp_path):
     """The engine gets each picture at its placeholders, and the results hold each once, bytes unchanged."""
     done = roll_out(tmp_path, write_run(tmp_path))
@@ -48,6 +49,7 @@ def test_a_run_of_the_command_line(tmp_path):
         assert [p.picture.key for p in row.pictures] == [p.picture.key for p in result.trajectories[0].pictures]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_its_tasks_again(tmp_path):
     """Its files have references, and the tasks the bytes; a changed picture is a changed task."""
     file = write_run(tmp_path)
@@ -68,6 +70,7 @@ def test_single_turns_show_pictures(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_an_engine_without_pictures(tmp_path):
     """The run is refused before its first episode."""
     assert "row 0 (task 'task0') has pictures, which need" in fail(
@@ -75,6 +78,7 @@ def test_an_engine_without_pictures(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_on_ray(tmp_path):
     """Two workers and two replicas give the records of a run in one process, and files with the same pictures."""
@@ -118,6 +122,7 @@ def test_a_killed_replica_gets_its_pictures_again(tmp_path):
         assert any(json.loads(line)["places"] == places for line in log.read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_engine_without_pictures_on_ray(tmp_path):
     """The replicas say so, before the first episode."""
@@ -125,6 +130,7 @@ def test_an_engine_without_pictures_on_ray(tmp_path):
     assert "row 0 (task 'task0') has pictures, which need an engine" in fail(tmp_path, **options)
 
 
+@pytest.mark.slow
 def test_a_model_without_pictures(tmp_path):
     """So is one whose model takes none."""
     file = write_run(tmp_path)
@@ -134,6 +140,7 @@ def test_a_model_without_pictures(tmp_path):
     assert "the model takes no pictures" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_picture_of_a_task(tmp_path):
     """The line names the row."""
     broken = Picture(data=CAT.data[:50], media_type="image/png")
@@ -142,6 +149,7 @@ def test_a_broken_picture_of_a_task(tmp_path):
     assert "is broken" in line
 
 
+@pytest.mark.slow
 def test_a_broken_picture_of_a_tool(tmp_path):
     """The tool is at fault, and other episodes go on."""
     file = write_run(tmp_path)
@@ -153,6 +161,7 @@ def test_a_broken_picture_of_a_tool(tmp_path):
     assert all("is broken" in fault.message for fault in faults if fault)
 
 
+@pytest.mark.slow
 def test_the_number_of_pictures(tmp_path):
     """An observation with one more ends its episode at the limit, which its result names."""
     done = roll_out(tmp_path, write_run(tmp_path), "rollout.max_pictures=1")
@@ -173,6 +182,7 @@ def test_a_missing_picture_of_a_task(tmp_path):
     assert "data.jsonl, line 1: messages[0].content[1]: the picture 'images/cat.png' cannot be read" in line
 
 
+@pytest.mark.slow
 def test_a_run_of_text_has_no_media(tmp_path):
     """A run without pictures in its tasks has no folder of them."""
     file = write_run(tmp_path, tools=[], parser=None, agent="single_turn")

@@ -64,6 +64,7 @@ def watched(ray_cluster, tmp_path_factory):
         yield manager
 
 
+@pytest.mark.slow
 def test_a_killed_replica_costs_nothing(undisturbed, running):
     """
     SIGKILL of a replica in mid-generation: its episodes continue elsewhere from their own tokens, with the same ids.

@@ -115,6 +115,7 @@ def test_updates_under_load(transport):
     assert {last} == versions_of(after)
 
 
+@pytest.mark.slow
 def test_large_weights_have_an_object_alone(ray_cluster):
     """Ray's store has one object for each of them and one for the small ones between; all arrive, strided ones too."""
     weights = {

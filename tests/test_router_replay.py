@@ -55,6 +55,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param((), id="local"), FSDP, RAY, SHARDED])
 def test_a_training_by_the_command_line(site: Path, way: tuple[str, ...]) -> None:
     """The files have the routes of the model that sampled, and the trainer's probabilities are the engine's."""
@@ -89,6 +90,7 @@ def test_the_gap_to_a_bfloat16_engine(site: Path) -> None:
     assert with_replay["gap/max"] < without["gap/max"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -96,11 +98,10 @@ def test_the_gap_to_a_bfloat16_engine(site: Path) -> None:
             (*SHORT, "train.replays=[router_replay]"),
             "train.replays: router_replay needs the experts that the engine chose, and 'transformers' does not return",
         ),
-        pytest.param(REPLAY, "train.replays: router_replay needs a mixture of experts", marks=pytest.mark.slow),
-        pytest.param(
+        (REPLAY, "train.replays: router_replay needs a mixture of experts"),
+        (
             (*SHORT, "train.replays=[router_repaly]"),
             "train.replays.0: unknown replay 'router_repaly'; did you mean 'router_replay'?",
-            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -90,6 +90,7 @@ def play(python_tool, tasks_and_turns, **options):
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_problems_of_torls_kind(python_tool):
     """Solutions of one to three turns, with failing, silent and hanging programs, get the expected scores."""
     rows = [json.loads(line) for line in PROBLEMS.read_text(encoding="utf-8").splitlines()]

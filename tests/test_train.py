@@ -152,6 +152,7 @@ def test_bad_input(
     assert text in line
 
 
+@pytest.mark.slow
 def test_dry_run(site: Path) -> None:
     """`--dry-run` prints the plan and writes nothing."""
     output = run(site, "train", str(site / "config.yaml"), "--dry-run")

@@ -60,12 +60,14 @@ def break_cut(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_record_is_found(monkeypatch):
     """The checks of a cut and a branch fail when a record loses values."""
     break_cut(monkeypatch)
     assert {"truncation", "branch"} <= failures(numbers=st.integers(1, 9))
 
 
+@pytest.mark.slow
 def test_a_fault_of_files_is_found(monkeypatch):
     """The check of files fails when values are written in another order."""
     from turnwise_result_files import episode_rows

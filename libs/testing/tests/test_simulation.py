@@ -30,6 +30,7 @@ def run_code(code):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenarios_of_the_core_pass(scenario):
     """The core's own runs hold under random orders of events."""
@@ -48,6 +49,7 @@ def test_many_seeds_pass(scenario):
     assert [] == [(each.seed, each.error) for each in tally.failures]
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_its_run():
     """Two processes make the same choices in the same order for each seed, also after other seeds."""
 
@@ -73,6 +75,7 @@ def test_planted_faults_are_found(name):
     assert (1, 0) == (len(found.failures), len(right.failures)), [each.error for each in right.failures]
 
 
+@pytest.mark.slow
 def test_a_failure_repeats():
     """The seed of a failure fails again, alone, with the same error."""
     (first,) = simulate(f"{RACES}:LostUpdate", range(300), 1, max_failures=1).failures
@@ -81,6 +84,7 @@ def test_a_failure_repeats():
     assert first == again
 
 
+@pytest.mark.slow
 def test_a_seed_that_hangs_is_reported_and_the_others_run(monkeypatch):
     """Nothing stops code that never gives its turn away; its process ends, and another one runs the rest."""
     monkeypatch.setenv("TURNWISE_SIMULATION_HANG_CPU_S", "1")

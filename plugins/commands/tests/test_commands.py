@@ -346,6 +346,7 @@ class TestOthers:
         assert main(["check", "onse"]) == 2
         assert "did you mean 'once'" in capsys.readouterr().err
 
+    @pytest.mark.slow
     def test_check_of_an_engine(self, run_dir, capsys):
         """
         A registered engine is put through the checks with the options of a config.

@@ -39,6 +39,7 @@ def slow(*values):
 class TestInterrupts:
     """Ctrl-C, SIGTERM, SIGHUP and SIGKILL."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", [signal.SIGINT, *(slow(each) for each in (signal.SIGTERM, signal.SIGHUP))])
     def test_running_episodes_are_written_with_their_tokens(self, run_dir, site, how):
         """The exit code is 130, and the running episodes are aborted."""
@@ -55,6 +56,7 @@ class TestInterrupts:
         assert len(aborted) == NUM_HELD
         assert all(r.trajectories[0].num_response_tokens > 0 for r in aborted)
 
+    @pytest.mark.slow
     def test_an_interrupt_that_ended_the_reader_of_the_log_too(self, run_dir, site):
         """Ctrl-C also ends `tee`, so the line that announces the end has no reader."""
         reader, writer = os.pipe()
@@ -101,6 +103,7 @@ class TestInterrupts:
         assert earlier is None or whole["wall_s"] > earlier["wall_s"]
         assert resume(run_dir / "cut") == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("at", "how"),
         [
@@ -242,6 +245,7 @@ class TestInterrupts:
 class TestOneWriter:
     """A folder belongs to one run at a time."""
 
+    @pytest.mark.slow
     def test_a_second_run_is_refused(self, run_dir, site, capsys):
         """Also with --overwrite and --resume, and the first run is complete in the end."""
         with started(run_dir, site) as process:

@@ -95,6 +95,7 @@ def test_plan_prints_json(config_file):
     assert {"mode": "standalone", "level": None} == shown["memory"]
 
 
+@pytest.mark.slow
 def test_plan_prints_the_nodes_of_workers_and_replicas(config_file):
     """By their labels, with the resources of each worker, in the table and as JSON."""
     options = (
@@ -111,6 +112,7 @@ def test_plan_prints_the_nodes_of_workers_and_replicas(config_file):
     assert {"GPU": 4.0, "CPU": 6.0, "disk": 3.0} == shown["needs"]
 
 
+@pytest.mark.slow
 def test_plan_prints_how_far_the_pool_grows(config_file):
     """And refuses a bound below the replicas that the devices make at the start."""
     grown = plan(config_file, "runtime.ray.max_replicas=4")
@@ -174,6 +176,7 @@ def test_plan_help_has_examples(capsys):
     assert "turnwise plan run.yaml" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_plan_rejects_an_invalid_address(config_file):
     """`turnwise plan` exits with 2 after one line."""
     done = plan(config_file, "runtime.ray.address=nonsense")

@@ -60,6 +60,7 @@ def store(tmp_path):
     return lambda: make_mlflow(config, Resources()), MlflowClient(tracking_uri=config.tracking_uri)
 
 
+@pytest.mark.slow
 def test_mlflow(store, tmp_path):
     """Settings become parameters and metrics carry their step; a resumed training continues its run."""
     make, client = store

@@ -383,6 +383,7 @@ def test_a_run_without_a_template_is_refused():
         make_external(ExternalConfig(command=("true",)), Resources())
 
 
+@pytest.mark.slow
 def test_programs_without_descriptors_wait(tmp_path):
     """Under a hard limit that is too small for all programs at once, the others wait, and all episodes are complete."""
     command = ["python", str(PROGRAMS / "call_plainly.py"), "score"]

@@ -91,7 +91,8 @@ def test_clients_get_the_form_that_they_ask_for(write_run, thinks):
     assert [None] == [each["difference"] for each in json.loads(replayed.stdout)["sessions"]], replayed.stderr
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [4, 200])
 def test_replies_to_random_schemas_fit_them(write_run, number):
     """Over HTTP: each reply that no limit has cut is valid."""
     folder = write_run(program=(str(PROGRAMS / "call_schemas.py"), str(number)))
@@ -106,6 +107,7 @@ def test_replies_to_random_schemas_fit_them(write_run, number):
     assert not any(record.response_mask.any() for record in episode.trajectories)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [("plan", "run.yaml"), ("rollout", "run.yaml", "--out", "out"), ("gateway", "serve", "run.yaml", "--out", "out")],

@@ -43,6 +43,7 @@ def test_a_served_gateway_freezes_its_start(tmp_path: Path) -> None:
     assert MANY < count_frozen(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rollout_freezes_its_start(tmp_path: Path) -> None:
     """When its engine and workers, such as those of a task pool, have started."""
     program = Path(__file__).parent / "programs" / "call_plainly.py"

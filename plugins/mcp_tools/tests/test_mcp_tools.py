@@ -90,6 +90,7 @@ def test_tools_of_an_episode_share_a_process(tools: tuple[Tool, ...]) -> None:
     assert run_episode(tools, ("add_note", {"text": "c"}))[0].text == "1 notes"
 
 
+@pytest.mark.slow
 def test_parallel_calls_open_one_process(tools: tuple[Tool, ...]) -> None:
     """Calls of one turn run together, and the first of them starts the server."""
 
@@ -138,6 +139,7 @@ def test_images_are_pictures_where_the_config_says_so() -> None:
     assert plain.pictures == ()
 
 
+@pytest.mark.slow
 def test_prompts_and_resources(tools: tuple[Tool, ...]) -> None:
     """They are lists, texts and messages."""
     resources, prompt = run_episode(
@@ -150,6 +152,7 @@ def test_prompts_and_resources(tools: tuple[Tool, ...]) -> None:
     assert prompt.text == "user: Summarize the notes, briefly."
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_started_again_once() -> None:
     """The model learns that the state is lost; the next death fails the episode, with the server's last line."""
     tools = tools_of(restarts=1)
@@ -189,6 +192,7 @@ def test_an_error_of_the_protocol_is_an_answer(code: int) -> None:
     assert [added.text, counted.text] == ["1 notes", "2 notes"]
 
 
+@pytest.mark.slow
 def test_lines_that_are_no_messages_are_one_line(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +209,7 @@ def test_lines_that_are_no_messages_are_one_line(
     assert len(printed.splitlines()) < 10
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_ends() -> None:
     """The model reads that there was no answer."""
     (result,) = run_episode(tools_of(call_s=0.3, start_s=60.0), ("wait", {}))
@@ -232,6 +237,7 @@ def test_episodes_share_a_server_while_they_run() -> None:
     assert not is_alive(pids.pop())
 
 
+@pytest.mark.slow
 def test_a_cancelled_episode_ends_its_process() -> None:
     """Also when it is cancelled while it waits for the server."""
     tools = tools_of()
@@ -272,6 +278,7 @@ def address() -> Iterator[str]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_server_with_an_address(address: str) -> None:
     """Its state belongs to its process, whoever connects."""
     tools = tools_of(servers={"web": ServerConfig(url=address, headers={"X-Team": "a"})})
@@ -297,6 +304,7 @@ def test_names_that_two_servers_have_get_a_prefix() -> None:
         ToolBox(tools_of(servers=two, prefix="never"))
 
 
+@pytest.mark.slow
 def test_patterns_choose_tools() -> None:
     """A pattern that fits nothing is refused."""
     tools = tools_of(include=("notes.*",), exclude=("notes.[dfprw]*",))
@@ -325,6 +333,7 @@ def test_a_server_that_cannot_be_used_is_named(server: ServerConfig, problem: st
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_server_gets_its_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values come from the environment by name, and the rest of the environment stays here."""
     monkeypatch.setenv("MY_SECRET", "s3")

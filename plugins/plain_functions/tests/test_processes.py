@@ -109,6 +109,7 @@ def test_tools_die_with_their_driver(folder, start_driver, how, number):
     wait_until(lambda: not any(map(is_alive, processes_in(folder))))
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_no_tool(folder, start_driver):
     """A terminal interrupts the group of the driver; the calls that run return their results."""
     driver = start_driver("file", 3, "handle-sigint", num_processes=3)

@@ -102,6 +102,7 @@ def test_a_run_that_has_not_started_is_retried(make_sandbox, wait_until) -> None
     assert job.attempts == 2
 
 
+@pytest.mark.slow
 @TIERS
 def test_a_stalled_server_delays_no_result(make_sandbox, wait_until, tier: int) -> None:
     """The supervisor reports `timeout` by its own clock if the server stalls."""
@@ -254,6 +255,7 @@ def test_a_forked_child_has_its_own_servers(make_sandbox, run_in_child) -> None:
     assert "parent\n" == sandbox.run("print('parent')").stdout
 
 
+@pytest.mark.slow
 def test_servers_end_with_their_owner(wait_until) -> None:
     """A killed process leaves no server behind."""
     code = (
@@ -302,6 +304,7 @@ def test_results_become_json(sandbox: Sandbox) -> None:
     assert found["tier_name"] == Tier(found["tier"]).name.lower()
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_the_event_loop_is_not_blocked(make_sandbox) -> None:
     """Other tasks of the loop run while a program runs, and a run needs no further thread."""

@@ -49,6 +49,7 @@ def test_every_kind_of_array_arrives(serve, ask, array):
     assert 0 == after.num_cached_tokens
 
 
+@pytest.mark.slow
 def test_any_bucket_size_works(serve, ask):
     """Several buckets make one version."""
 
@@ -62,6 +63,7 @@ def test_any_bucket_size_works(serve, ask):
     assert results[0].token_ids.tolist() == results[1].token_ids.tolist()
 
 
+@pytest.mark.slow
 def test_requests_in_flight_continue_after_an_update(serve, ask):
     """Each token has the version that sampled it."""
 
@@ -112,6 +114,7 @@ def test_a_failing_source_changes_nothing(serve, ask):
     assert serve(scenario) == ("cannot read the new weights: OSError: the trainer has gone", 0)
 
 
+@pytest.mark.slow
 def test_a_failure_midway_tears_the_weights(serve, ask):
     """Running and later requests fail until an update with all weights succeeds."""
 
@@ -135,6 +138,7 @@ def test_a_failure_midway_tears_the_weights(serve, ask):
     )
 
 
+@pytest.mark.slow
 def test_weights_that_kill_sglang(serve):
     """The error is a dead replica."""
 
@@ -156,6 +160,7 @@ def test_weights_need_one_copy_and_one_stage(serve):
     )
 
 
+@pytest.mark.slow
 def test_level_2_needs_all_weights(serve, ask):
     """Without a copy in host memory, nothing is served until a whole update."""
 
@@ -178,6 +183,7 @@ def test_level_2_needs_all_weights(serve, ask):
     )
 
 
+@pytest.mark.slow
 def test_sleep_aborts_requests(serve, ask):
     """Requests keep their tokens, and a refusal names the tags that are still asleep."""
 
@@ -243,6 +249,7 @@ def test_specs_of_a_source_are_checked_first(small_model):
         stage(Source(), ExpectedWeights(checkpoint_shapes(small_model)), whole=False)
 
 
+@pytest.mark.slow
 def test_a_cancelled_update_tears_the_weights(serve, ask):
     """It is unknown how much SGLang had loaded."""
 

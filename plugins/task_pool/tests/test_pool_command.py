@@ -152,6 +152,7 @@ def test_damaged_pools_are_no_traceback(
     assert len(capsys.readouterr().err.splitlines()) == (code == 2)
 
 
+@pytest.mark.slow
 def test_a_run_refuses_a_pool_of_another_format(pool: Path, tmp_path: Path) -> None:
     """`turnwise rollout` says so in a line, and ends with exit code 2."""
     database = sqlite3.connect(pool)

@@ -132,6 +132,7 @@ def test_a_lost_agent_is_the_machines_failure(run_with: Callable[..., Any]) -> N
     assert "'w' expired" in done.result.fault.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_attempts", [1, 2])
 def test_a_lease_that_expires_before_it_has_a_session(
     run_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, max_attempts: int

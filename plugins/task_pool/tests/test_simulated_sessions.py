@@ -17,6 +17,7 @@ def run(seeds):
     assert len(seeds) == tally.passed
 
 
+@pytest.mark.slow
 def test_sessions_under_random_orders():
     """Turns are trained once if a client read them, scores lie on their turns, samples differ, and no episode hangs."""
     run(range(10))

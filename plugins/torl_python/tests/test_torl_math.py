@@ -85,6 +85,7 @@ def test_a_positive_penalty_is_refused():
 class TestVerifier:
     """Comparisons in separate processes."""
 
+    @pytest.mark.slow
     def test_an_answer_that_never_ends_is_wrong(self):
         """It is wrong after the time limit, and the next answer is compared as usual."""
         for timeout_s in (1.0, 8.0, 60.0):  # the first in which a busy machine compares usual answers
@@ -139,6 +140,7 @@ class TestVerifier:
         finally:
             verifier.close()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
     def test_a_comparison_killed_from_outside_is_no_wrong_answer(self, monkeypatch, number):
         """The failure belongs to the infrastructure, names the signal, and the next comparison is right."""

@@ -87,6 +87,7 @@ def test_hostile_values_stay_values(tmp_path):
     assert "\u202e" not in source
 
 
+@pytest.mark.slow
 def test_it_runs_with_pytest_and_can_fail(tmp_path):
     """The source is a file for pytest, and a changed token makes it fail."""
     source = source_of(tmp_path, build_episode())

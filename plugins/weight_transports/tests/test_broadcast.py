@@ -44,6 +44,7 @@ async def error_of(awaitable):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_killed_publisher_interrupts_the_broadcast(start_peer):
     """The publisher is killed between two buckets, and the engine keeps its weights."""
     publisher, engine = start_peer("gloo", "publish-slowly"), engine_with_old_weights()

@@ -20,6 +20,7 @@ seq 10000; echo the end; exit 3
 """
 
 
+@pytest.mark.slow
 @needs_boxes
 def test_a_result_has_the_reports(tmp_path):
     """In the file, and in what `turnwise show` prints: commands, changes, and the end of the tests' output."""

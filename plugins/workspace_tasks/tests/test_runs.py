@@ -34,6 +34,7 @@ def run(folder, turns, tool=None, **sections):
     return done, list(read_results(folder / "out")) if (folder / "out").exists() else []
 
 
+@pytest.mark.many_cases(1)
 @needs_boxes
 @pytest.mark.parametrize(("turns", "reward"), [(SOLVE, 1.0), (WRONG, 0.0), (IDLE, 0.0)])
 def test_episodes_are_graded(turns, reward, tmp_path):
@@ -66,6 +67,7 @@ def test_episodes_are_graded_on_ray(tmp_path):
     assert episode.reward == 1.0, episode.fault
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "text"),
     [({"failing_starts": 9}, "a workspace did not start in 2 tries"), ({"exec_loses": True}, "the workspace is lost")],
@@ -81,6 +83,7 @@ def test_a_fault_of_the_workspace_is_no_score(faults, text, tmp_path):
     assert (episode.fault.owner, text in str(episode.fault)) == ("infra", True), episode.fault
 
 
+@pytest.mark.slow
 @needs_boxes
 def test_tests_have_their_own_time(tmp_path):
     """The time of a task's tests counts, and neither the agent's nor the usual one of rewards."""
@@ -99,6 +102,7 @@ def test_tests_have_their_own_time(tmp_path):
     assert (by_name["stuck"].reward, by_name["stuck"].metrics.extra["tests_not_counted"]) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_reward_needs_workspaces_and_tests(tmp_path):
     """A run without the tools stops before its first episode, and a row without tests is the data's fault."""
     done, _ = run(tmp_path, IDLE, data={"path": "data.jsonl"}, tools=[])

@@ -60,6 +60,7 @@ def test_an_agent_works_in_a_box(tmp_path):
     check_work(tmp_path)
 
 
+@pytest.mark.slow
 @needs_boxes
 @pytest.mark.parametrize("network", ["none", "host"])
 def test_commands_reach_a_server_of_this_machine_if_the_run_says_so(network, tmp_path):
@@ -110,7 +111,8 @@ def check_hand_in(folder):
 
 
 @needs_boxes
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_the_model_hands_in(runtime, tmp_path):
     """The tool `submit` ends the episode when the other calls of its turn have ended, on both runtimes."""
     write_run(tmp_path, HAND_IN, {"tools": ["shell", "submit"]}, ROWS, runtime=runtime)
@@ -135,7 +137,7 @@ def test_the_model_hands_in(runtime, tmp_path):
         ({"close_hangs": True}, {}, "completed", ""),
     ],
 )
-@pytest.mark.many_cases(3)
+@pytest.mark.slow
 def test_episodes_with_faults_end_in_order(faults, deadlines, status, text, tmp_path):
     """A fault of the infrastructure fails the episode with this owner, and one at the end does not change it."""
     install_plugin(tmp_path, "faulty_workspaces_plugin", FAULTY, entry="faulty_workspaces")
@@ -152,6 +154,7 @@ def test_episodes_with_faults_end_in_order(faults, deadlines, status, text, tmp_
         assert (episode.fault.owner, text in str(episode.fault)) == ("infra", True), episode.fault
 
 
+@pytest.mark.slow
 def test_a_bad_backend_is_one_line(tmp_path):
     """A name that no plugin has, and options that do not fit, stop the run before its first episode."""
     for backend, text in (("bubblewrp", "did you mean 'bubblewrap'"), ({"name": "bubblewrap", "sise": 1}, "sise")):

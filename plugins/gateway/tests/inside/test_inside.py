@@ -44,6 +44,7 @@ def check_ten(folder):
         assert sum(record.response_mask) == 24  # two replies of twelve tokens
 
 
+@pytest.mark.slow
 def test_ten_programs_work_at_once(tmp_path):
     """Each in its box, with its task, and a score at the end of an output of three megabytes."""
     write_inside(tmp_path, "converse", num_tasks=10)
@@ -66,6 +67,7 @@ def test_ten_programs_work_at_once_on_ray(tmp_path):
     check_ten(tmp_path)
 
 
+@pytest.mark.slow
 def test_tools_and_program_share_a_workspace(tmp_path):
     """The program finds the file that a tool of the run wrote."""
     episode = run_one(tmp_path, "use_tools", tools={}, parser="hermes")
@@ -106,6 +108,7 @@ def test_the_workspace_lives_until_it_is_graded(tmp_path):
     assert [score.value for score in episode.scores] == [1.0]
 
 
+@pytest.mark.slow
 def test_a_program_sees_its_own_variables(tmp_path, monkeypatch):
     """It has those of the workspace, the client and its options, and nothing of the worker but what `inherit` names."""
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -131,7 +134,7 @@ def test_a_program_sees_its_own_variables(tmp_path, monkeypatch):
         (["converse"], {"workspace": {"boot_s": 0.001}}, "failed", "infra", "did not start in 2 tries"),
     ],
 )
-@pytest.mark.many_cases(4)
+@pytest.mark.many_cases(1)
 def test_ends_have_their_owners(tmp_path, arguments, agent, status, owner, text):
     """The end of a program is the agent's, a workspace without it the infrastructure's, and no process is left."""
     episode = run_one(tmp_path, *arguments, agent=agent)
@@ -142,6 +145,7 @@ def test_ends_have_their_owners(tmp_path, arguments, agent, status, owner, text)
     assert [pid for name in arguments for pid in list_marked(f"agent.py\0{name}")] == []
 
 
+@pytest.mark.slow
 def test_a_lost_workspace_is_a_fault_of_the_infrastructure(tmp_path):
     """The box is killed from outside while the program runs."""
     write_inside(tmp_path, "hang")
@@ -207,7 +211,7 @@ def test_a_program_reaches_its_session_and_nothing_else(tmp_path):
         ({"command": [], "function": "json:loads"}, {}, "workspace needs command"),
     ],
 )
-@pytest.mark.many_cases(3)
+@pytest.mark.many_cases(1)
 def test_bad_options_are_one_line(tmp_path, agent, sections, text):
     """They stop the run before its first episode."""
     write_inside(tmp_path, "converse", agent=agent, **sections)

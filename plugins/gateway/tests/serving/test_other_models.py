@@ -130,6 +130,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize(
     ("models", "text"),
     [

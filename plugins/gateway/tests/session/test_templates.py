@@ -111,6 +111,7 @@ def test_a_context_begins_with_the_turn_before(name: str) -> None:
         check_conversation(chat, (ADD,), TURNS[:4])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="trl is not installed")
 @settings(max_examples=30)
 @given(name=st.sampled_from(NAMES or [""]), seed=SEEDS, actions=PLANS)

@@ -226,6 +226,7 @@ def test_noise_shortens_the_next_steps(adaptive):
     assert pytest.approx([0.0, 0.0, 0.5] if adaptive else [1.0, 1.0, 1.0]) == parts.lr_factors
 
 
+@pytest.mark.slow
 @given(num_steps=st.integers(1, 9), every=st.integers(0, 4))
 def test_validations_and_checkpoints_that_are_due(num_steps, every):
     """Both come every so many steps and after the last one; a validation also comes before the first."""
@@ -247,6 +248,7 @@ def test_validations_and_checkpoints_that_are_due(num_steps, every):
 SCORES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=10, max_size=10)
 
 
+@pytest.mark.slow
 @given(scores=SCORES, keep_best=st.booleans(), export=st.sampled_from(["last", "best"]))
 def test_the_best_checkpoint_is_kept(scores, keep_best, export):
     """

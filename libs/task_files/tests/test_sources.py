@@ -7,7 +7,7 @@ from attrs import evolve
 
 from turnwise.config.file import structure_config
 from turnwise.errors import ConfigError
-from turnwise_task_files import load_sources, load_tasks
+from turnwise_task_files import describe_sources, load_sources, load_tasks
 
 SECTIONS = {"engine": "e", "agent": "good"}
 
@@ -23,6 +23,18 @@ def test_validation_reads_its_own_tasks(tmp_path):
     assert "test" == read.messages[0]["content"]
     with pytest.raises(ConfigError, match=r"data\.validation_path is not set"):
         load_tasks(structure_config(sections | {"data": {"path": "train.jsonl"}}, tmp_path))
+
+
+def test_a_config_may_have_held_out_tasks_alone(tmp_path):
+    """An evaluation reads them, and a run of other tasks says which key is missing."""
+    (tmp_path / "test.jsonl").write_text('{"messages": [{"role": "user", "content": "test"}]}\n')
+    sections = SECTIONS | {"data": {"validation_path": "test.jsonl"}}
+
+    (read,) = load_tasks(structure_config(sections | {"rollout": {"validation": True}}, tmp_path))
+    assert "test" == read.messages[0]["content"]
+    for asks in (load_tasks, describe_sources):
+        with pytest.raises(ConfigError, match=r"^data\.path: missing; name a file here or several in data\.sources$"):
+            asks(structure_config(sections, tmp_path))
 
 
 @pytest.mark.parametrize(

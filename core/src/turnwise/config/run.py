@@ -101,7 +101,7 @@ class DataConfig:
             such as `my_puzzles:easy?size=500`, for the rows of a registered task source. A file that exists comes
             before a source of the same spelling.
         sources: several of these in place of `path`, with a weight each.
-        validation_path: the same for validation.
+        validation_path: the same for validation. A config for an evaluation needs no other tasks.
         format: how the files are written; `auto` goes by their endings.
         columns: the files' names of understood columns, such as `prompt: question` and `ground_truth: answer`. Null
             ignores a column: `agent_name: null` runs all tasks with the config's `agent`.
@@ -123,7 +123,7 @@ class DataConfig:
     prompt_policy: PromptPolicy = "error"
 
     def __attrs_post_init__(self) -> None:
-        if self.path is None and not self.sources:
+        if self.path is None and not self.sources and self.validation_path is None:
             raise ValueError("'path' missing; name a file here or several in data.sources")
         for name in ("path", "limit") if self.sources else ():
             if getattr(self, name) is not None:

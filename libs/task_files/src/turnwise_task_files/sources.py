@@ -76,6 +76,8 @@ def _only_path(config: RunConfig) -> str | None:
     """Return the path of the tasks; None if they have several."""
     data = config.data
     if not config.rollout.validation:
+        if data.path is None and not data.sources:
+            raise ConfigError("data.path: missing; name a file here or several in data.sources")
         return data.path
     if data.validation_path is None:
         raise ConfigError("rollout.validation is true, but data.validation_path is not set")

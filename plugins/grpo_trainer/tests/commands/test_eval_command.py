@@ -104,6 +104,12 @@ def test_a_k_that_is_no_positive_integer(evaluate, capsys, k):
     assert f"turnwise: error: --k {k}: expected positive integers, such as 1,8\n" == capsys.readouterr().err
 
 
+def test_no_other_tasks_are_needed(evaluate, capsys):
+    """A config for an evaluation has the held-out tasks alone."""
+    assert 0 == evaluate(episodes_of, "data.path=null")
+    assert "64 tasks, 4 samples each" in capsys.readouterr().out
+
+
 def test_no_held_out_tasks(evaluate, capsys):
     """A config without validation data is refused before the rollout."""
     assert 2 == evaluate(no_rollout, "data.validation_path=null")

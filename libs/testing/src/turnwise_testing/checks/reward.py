@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from turnwise.errors import DataError
 from turnwise.protocols import Chat, Reward, Tool
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Status, Task
@@ -65,6 +66,14 @@ class RewardProbe:
         self, example: RewardExample, reward: Reward | None = None, *, num_tokens: int | None = None
     ) -> EpisodeResult:
         """Return the scored episode of an example; `num_tokens` cuts the answer."""
+        result = await self.run(example, reward, num_tokens=num_tokens)
+        _expect_scored(result, example)
+        return result
+
+    async def run(
+        self, example: RewardExample, reward: Reward | None = None, *, num_tokens: int | None = None
+    ) -> EpisodeResult:
+        """Return the episode of an example, which has a fault if the reward raised."""
         ids = [*self.chat.tokenizer.encode(example.answer), self.chat.stop_token_ids[0]][:num_tokens]
         agents = AgentProbe(
             make_agent=lambda: ReplayAgent(self.chat),
@@ -77,8 +86,16 @@ class RewardProbe:
         # The time limit of the check is the only one: its error says which promise the reward does not keep.
         limits = agents.limits(response_length=len(ids) + 1, reward_s=inf)
         run = await agents.run(task, engine=engine, limits=limits, reward=reward or self.make_reward())
-        _expect_scored(run.result, example)
         return run.result
+
+
+async def refusal_of_tasks(probe: RewardProbe) -> str | None:
+    """Return the `DataError` of a reward that is for other tasks than those of the examples; None for every other."""
+    for example in probe.examples:
+        fault = (await probe.run(example)).fault
+        if fault and fault.kind == DataError.__name__:
+            return fault.message
+    return None
 
 
 RewardCheck = Callable[[RewardProbe], Coroutine[Any, Any, None]]

@@ -3,8 +3,9 @@ Runs the conformance checks of a plugin without pytest, for ``turnwise check NAM
 
 Options and resources of a check come from a run's config; without one the checks use defaults: engines
 need a config with a model; parsers are taken to read Hermes' calls, and when they do not, the checks that write calls
-are skipped and say so; rewards are asked about a few common answers; tools and commands are not called;
-environments are made with the options of the config's agent, and get turns that mean nothing.
+are skipped and say so; rewards are asked about a few common answers to a task of the test kit, or to the first tasks of
+the config; tools and commands are not called; environments are made with the options of the config's agent, and get
+turns that mean nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Any, Literal
 import attrs
 from attrs import evolve, frozen
 
+from turnwise.config.own_code import OwnCode
 from turnwise.config.parts import KIND, Choice
 from turnwise.config.resolve import build_part
 from turnwise.config.run import RunConfig
 from turnwise.config.sections import section_choices
 from turnwise.config.structuring import structure
-from turnwise.errors import PluginError, TurnwiseError
+from turnwise.errors import ConfigError, PluginError, TurnwiseError
 from turnwise.plugin.host import Host
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Engine, Resources
@@ -35,6 +37,7 @@ from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker
 from turnwise_testing.checks.environment import ENVIRONMENT_CHECKS, GROUP, EnvironmentProbe
 from turnwise_testing.checks.parser import PARSER_CHECKS, ParserProbe
 from turnwise_testing.checks.part import KINDS, Part, checks_of, vocab_size_of
+from turnwise_testing.checks.reward import refusal_of_tasks
 from turnwise_testing.checks.wrapper import WRAPPER_CHECKS, WrapperProbe
 from turnwise_testing.probes.agent import probe_chat, probe_resources
 from turnwise_testing.probes.engine import EngineProbe
@@ -147,12 +150,19 @@ class _Target:
             for choice in section_choices(config.sections.get(plugin, []), plugin) if section.kind == self.kind else ():
                 if choice.name == self.name:
                     return choice.options
-        return {}
+        return next(_choices_in(config.train, self.name), {})
 
     def build(self, default: Resources) -> Any:
         """Build it with the run's resources, if there are any."""
         choice = Choice(self.name, self.options())
-        return build_part(self.host, self.kind, choice, self.resources or default, path=self.name)
+        # The options in the section `train` are as the file has them; those of other sections have absolute paths.
+        code = OwnCode(base_dir=self.config.base_dir) if self.config else None
+        try:
+            return build_part(self.host, self.kind, choice, self.resources or default, path=self.name, code=code)
+        except ConfigError as error:
+            if choice.options:
+                raise
+            raise ConfigError(f"{error} (--config: a run's config with the options of {self.name!r})") from error
 
     def check(self, checks: Mapping[str, Check], probe: Any) -> Iterator[Outcome]:
         """Run checks on a probe."""
@@ -166,6 +176,7 @@ class _Target:
             reason = run()
         except Exception as error:  # noqa: BLE001 - a check fails by whatever the plugin raises
             text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            text = text.partition("\nTraceback (most recent call last)")[0]  # the suite under pytest shows it
             return evolve(outcome, reason=" ".join(text.split()))
         return evolve(outcome, verdict="skipped" if reason else "passed", reason=reason or "")
 
@@ -224,8 +235,53 @@ def _check_part(target: _Target) -> Iterator[Outcome]:
     kind = checks_of(target.kind)
     with TemporaryDirectory(prefix="turnwise-check-") as folder:
         resources = target.resources or kind.resources(Path(folder))
-        part = Part(make=lambda: target.build(resources), name=target.name, resources=resources, examples=kind.usual)
-        yield from target.check(kind.checks, kind.probe(part))
+        part = Part(
+            make=lambda: target.build(resources), name=target.name, resources=resources, examples=_examples(target)
+        )
+        part.make()  # one that cannot be built fails once, and not in each of its checks
+        probe = kind.probe(part)
+        refusal = _refusal(target, probe) if target.kind == "rewards" else None
+        reason = f"it scores other tasks, which its own RewardSuite has: {refusal}"
+        for name, check in kind.checks.items():
+            if refusal and name != "fulfils_the_protocol":
+                yield target.outcome(name, promise_of(check), lambda: reason)
+            else:
+                yield from target.check({name: check}, probe)
+
+
+def _refusal(target: _Target, probe: Any) -> str | None:
+    """Return the text of a reward that is for other tasks than the probe's."""
+    try:
+        return run_check(refusal_of_tasks, probe, target.timeout_s)
+    except Exception:  # noqa: BLE001 - whatever the reward raises, or that it hangs, is the result of its checks
+        return None
+
+
+def _examples(target: _Target) -> tuple[Any, ...]:
+    """Return the examples for a part of which nothing is known; a reward gets the first tasks of the config."""
+    usual = checks_of(target.kind).usual
+    if target.kind != "rewards" or target.config is None:
+        return usual
+    try:
+        from turnwise_task_files import load_tasks
+    except ImportError as error:
+        raise ConfigError("a check with the tasks of a config needs: pip install turnwise-task-files") from error
+    tasks = load_tasks(target.config)[: len(usual)]
+    return tuple(
+        evolve(example, task=task, ground_truth=task.ground_truth) for example, task in zip(usual, tasks, strict=False)
+    )
+
+
+def _choices_in(section: object, name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the options of each choice of a name in a section that belongs to a plugin."""
+    if isinstance(section, Mapping):
+        if section.get("name") == name:
+            yield {key: value for key, value in section.items() if key != "name"}
+        for value in section.values():
+            yield from _choices_in(value, name)
+    elif isinstance(section, list | tuple):
+        for value in section:
+            yield from _choices_in(value, name)
 
 
 def _check_environment(target: _Target) -> Iterator[Outcome]:

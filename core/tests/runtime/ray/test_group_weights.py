@@ -156,9 +156,10 @@ def test_a_replica_that_dies_while_it_waits_for_weights_is_started_again(monkeyp
     async def main():
         dying = asyncio.get_running_loop().create_future()
         handle = make_handle()
-        for name, reply in (("start", Capabilities()), ("listen", ChannelAddress("host", 1, b""))):
-            setattr(handle, name, SimpleNamespace(remote=partial(asyncio.sleep, 0, reply)))
-        handle.watch = SimpleNamespace(remote=lambda: dying)
+        address = ChannelAddress("host", 1, b"")
+        handle.start = SimpleNamespace(remote=partial(asyncio.sleep, 0, Capabilities()))
+        handle.listen = SimpleNamespace(remote=lambda _number: asyncio.sleep(0, address))
+        handle.watch = SimpleNamespace(remote=lambda _number: dying)
         handle.check_built = SimpleNamespace(remote=partial(asyncio.sleep, 0))
         cluster = SimpleNamespace(run_name="run", start_actor=lambda *_, **__: asyncio.sleep(0, handle))
         group = ReplicaGroup(SimpleNamespace(), PoolPlacement(), RayConfig(), cluster, list, weights)

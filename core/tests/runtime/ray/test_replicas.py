@@ -23,7 +23,7 @@ def kills(monkeypatch):
 def make_group(posted):
     """Return a pool of a replica with a client; `posted` receives the client's messages about lost replicas."""
     (client,) = make_slots("worker", 1)
-    method = SimpleNamespace(remote=lambda *arguments: posted.append(arguments))
+    method = SimpleNamespace(remote=lambda *arguments: posted.append(arguments[1:]))
     method.options = lambda **_options: method
     client.handle = SimpleNamespace(replica_down=method)
     cluster = SimpleNamespace(run_name="r")

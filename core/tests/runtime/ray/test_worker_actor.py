@@ -6,6 +6,8 @@ from functools import partial
 
 import pytest
 from attrs import define, evolve, field, frozen
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from turnwise import State
 from turnwise.episode.driver import EpisodeProgram
@@ -20,6 +22,7 @@ from turnwise.runtime.remote.result_wire import unpack_episodes
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.types import Capabilities, FinishReason, GenerateResult, Status, Task
 from turnwise_routers import LeastTokens
+from turnwise_testing.simulation.virtual_loop import VirtualLoop
 
 TURNS = 4
 
@@ -116,7 +119,7 @@ async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _resu
     results = {}
     await actor.open()
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(actor.watch())
+        watching = group.create_task(actor.watch(0))
         await asyncio.sleep(0)
 
         async def deliver(receive, message):
@@ -129,7 +132,7 @@ async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _resu
         receive = partial(server.receive, 0, group=group)
         pool.replica_up(0, lambda message: group.create_task(deliver(receive, message)))
         specs = [EpisodeSpec(task=Task(messages=(), uid=str(n)), agent_name="four") for n in range(num_episodes)]
-        submitting = group.create_task(actor.submit(list(enumerate(specs))))
+        submitting = group.create_task(actor.submit(1, list(enumerate(specs))))
         while len(results) < num_episodes:
             message, _events = await actor.collect(gap_s)
             for _ in range(100):
@@ -255,10 +258,64 @@ def test_servers_of_agents_are_open_from_start_to_stop():
         actor._worker.parts = components
         async with asyncio.TaskGroup() as group:
             assert components.max_in_flight == await actor.open()
-            group.create_task(actor.watch())
+            group.create_task(actor.watch(0))
             assert {"agents": "http://127.0.0.1:1"} == await actor.addresses() == await actor.addresses()
             assert ["open"] == agent.news
             await actor.stop()
         assert ["open", "close"] == agent.news
 
     asyncio.run(main())
+
+
+MESSAGES = (
+    ("watch",),
+    ("submit", [0, 1]),
+    ("interrupt", [0]),
+    ("submit", [2, 3]),
+    ("interrupt", [1, 2]),
+    ("abort",),
+)
+"""In the order in which a driver sends them. Large ones are late in Ray, so they arrive in any order."""
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(arrived=[0, 2, 1, 3, 4, 5])  # an interrupt before its episodes
+@example(arrived=[0, 1, 2, 4, 5, 3])  # the end of a run before its last episodes
+@example(arrived=[1, 0, 3, 2, 4, 5])  # episodes before there is a task group for them
+@example(arrived=[0, 3, 1, 2, 4, 5])  # two calls with episodes, whose order tells which of them have started
+@given(arrived=st.permutations(range(len(MESSAGES))))
+def test_messages_in_any_order_end_all_episodes(arrived):
+    """No replica answers, so only an interrupt ends an episode: one that overtakes its episodes must not be lost."""
+    counter = EpisodeCounter()
+
+    async def collect_all(actor):
+        results = {}
+        async with asyncio.timeout(3600):  # in virtual time
+            while len(results) < 4:
+                message, _events = await actor.collect()
+                results |= dict(unpack_episodes(message))
+        return results
+
+    async def main():
+        actor = WorkerActor("w", Blueprint(counter, 1), {"policy": PoolSpec(Capabilities(), 1)})
+        await actor.open()
+        async with asyncio.TaskGroup() as group:
+            for number in arrived:
+                method, *numbers = MESSAGES[number]
+                if method == "submit":
+                    numbers = [
+                        [(n, EpisodeSpec(task=Task(messages=(), uid=str(n)), agent_name="four")) for n in numbers[0]]
+                    ]
+                group.create_task(getattr(actor, method)(number, *numbers))
+                await asyncio.sleep(0)
+            results = await collect_all(actor)
+            await actor.stop()
+        assert 0 == actor.call_order.num_waiting
+        return results
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        results = runner.run(main())
+
+    assert {Status.ABORTED} == {result.status for result in results.values()}
+    assert [0, 1, 2, 3] == sorted(results)
+    assert counter.num_started <= 2  # with one slot, 1 can only start when 0 was interrupted in it

@@ -84,7 +84,7 @@ class FakeMethod:
         if self.name != "submit":
             return self._answer()
         if self.worker.alive:
-            self.worker.held += [key for key, _spec in arguments[0]]
+            self.worker.held += [key for key, _spec in arguments[1]]
         return None
 
     async def _answer(self):

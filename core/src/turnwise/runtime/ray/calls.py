@@ -1,4 +1,4 @@
-"""Calls of Ray actors by the driver: messages without a reply, the first reply of a new actor, and pings."""
+"""Calls of Ray actors by the driver: the first reply of a new actor, pings, and the end of an actor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import structlog
 
 from turnwise.config.runtime import RayConfig
 from turnwise.errors import EngineError
-from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, RemoteMethod, failure_reason
+from turnwise.runtime.remote.actor_calls import ActorHandle
+from turnwise.runtime.remote.supervision import ActorSlot, failure_reason
 
 _Reply = TypeVar("_Reply")
 
@@ -23,16 +24,6 @@ DRIVER_CALL_S: Final = 0.002
 Seconds of the driver for each call that it repeats on many actors: a call takes it about 0.6 ms, so with these pauses
 pings and collections together leave time for the episodes, however many actors there are.
 """
-
-
-def post(method: RemoteMethod, *arguments: object) -> None:
-    """
-    Call a method of an actor without waiting for it.
-
-    The actor starts the calls of one caller in their order. A call of a dead actor is dropped: only the task that
-    watches the actor handles its death.
-    """
-    method.options(num_returns=0).remote(*arguments)
 
 
 def node_address() -> str:

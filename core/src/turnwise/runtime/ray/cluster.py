@@ -20,7 +20,8 @@ from turnwise.errors import ConfigError, EngineError, TurnwiseError
 from turnwise.runtime.placement import parse_address
 from turnwise.runtime.ray.actor_lines import print_log_lines_whole
 from turnwise.runtime.ray.own_ray import END_S, OwnRay, call_within, end_ray
-from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot
+from turnwise.runtime.remote.actor_calls import ActorHandle
+from turnwise.runtime.remote.supervision import ActorSlot
 from turnwise.threads import in_thread
 
 T = TypeVar("T")

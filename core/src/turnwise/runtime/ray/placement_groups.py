@@ -14,7 +14,8 @@ from turnwise.errors import ConfigError
 from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement, bundle_of
 from turnwise.runtime.ray.calls import first_reply
 from turnwise.runtime.ray.cluster import Node, call_ray, draining_nodes
-from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, PlacementError
+from turnwise.runtime.remote.actor_calls import ActorHandle
+from turnwise.runtime.remote.supervision import ActorSlot, PlacementError
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from attrs import frozen
 
 from turnwise.protocols import Router
+from turnwise.runtime.remote.actor_calls import OrderedActor, in_order
 from turnwise.runtime.remote.channel import ChannelAddress
 from turnwise.runtime.remote.replica_links import ReplicaLinks
 from turnwise.runtime.remote.replica_pool import ReplicaPool
@@ -46,7 +47,7 @@ def keep_error(build: Callable[Concatenate[A, P], None]) -> Callable[Concatenate
     return build_or_keep
 
 
-class LocatedActor:
+class LocatedActor(OrderedActor):
     """
     An actor that knows its place.
 
@@ -87,20 +88,25 @@ class PoolClientActor(LocatedActor):
         }
         self._links = {pool: ReplicaLinks(replicas, name) for pool, replicas in self._pools.items()}
 
+    @in_order
     async def replicas_up(self, addresses: Mapping[int, ChannelAddress], pool: str = "policy") -> None:
         for index, address in addresses.items():
             self._links[pool].replica_up(index, address)
 
+    @in_order
     async def replica_down(self, index: int, reason: str, pool: str = "policy", left: bool = False) -> None:
         self._links[pool].replica_down(index, reason, left=left)
 
+    @in_order
     async def retire_replica(self, index: int, pool: str = "policy") -> None:
         await self._links[pool].retire(index)
 
+    @in_order
     async def no_more_replicas(self, reason: str, pool: str = "policy") -> None:
         """Fail requests at once: no replica will be restarted."""
         self._pools[pool].give_up(reason)
 
+    @in_order
     async def pardon(self, pool: str = "policy") -> None:
         """Forget the deaths of replicas: the request that caused them was found."""
         self._pools[pool].pardon()

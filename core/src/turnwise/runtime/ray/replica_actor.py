@@ -12,6 +12,7 @@ from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import node_address
 from turnwise.runtime.ray.pool_client import LocatedActor, keep_error
+from turnwise.runtime.remote.actor_calls import in_order
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.channel import ChannelAddress, ChannelServer, Send
 from turnwise.runtime.remote.replica_server import ReplicaServer
@@ -44,6 +45,7 @@ class ReplicaActor(LocatedActor):
         await self._engine.start()
         return self._engine.capabilities
 
+    @in_order
     async def listen(self) -> ChannelAddress:
         """Accept the channels of workers; called after `watch`, which creates the task group of their requests."""
         return await self._channels.open(node_address())
@@ -55,10 +57,12 @@ class ReplicaActor(LocatedActor):
     def _receive(self, number: int, message: ToReplica) -> None:
         self._server.receive(number, message, self._group)
 
+    @in_order
     async def pardon(self) -> None:
         """Let suspects run beside other requests."""
         self._server.pardon()
 
+    @in_order
     async def watch(self) -> None:
         """
         Run the tasks of this actor until it stops.

@@ -14,12 +14,13 @@ from turnwise.config.runtime import RayConfig
 from turnwise.errors import EngineError
 from turnwise.runtime.placement import PoolPlacement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import first_reply, kill, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.calls import first_reply, kill, kill_actor, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.placement_groups import PlacementGroups
 from turnwise.runtime.ray.pool_client import PoolSpec
 from turnwise.runtime.ray.replica_actor import ReplicaActor
 from turnwise.runtime.ray.weights import GroupWeights
+from turnwise.runtime.remote.actor_calls import OrderedCalls
 from turnwise.runtime.remote.channel import ChannelAddress
 from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots, staying
 from turnwise.types import Capabilities
@@ -71,13 +72,14 @@ class ReplicaGroup:
         handle = await self.cluster.start_actor(ReplicaActor, slot, options, *arguments, timeout_s=timeout_s)
         await first_reply(handle, handle.check_built.remote(), timeout_s)
         self.capabilities = await first_reply(handle, handle.start.remote(), timeout_s)
-        watch = handle.watch.remote()
-        self._addresses[slot.index] = await first_reply(handle, handle.listen.remote(), timeout_s)
+        calls = OrderedCalls()
+        watch = calls.ask(handle.watch)
+        self._addresses[slot.index] = await first_reply(handle, calls.ask(handle.listen), timeout_s)
 
         def enter_rotation() -> None:
             # No await between these lines: a client that starts later finds the handle in `connect_client`, and one
             # that started before is in `clients`. So every pair is connected exactly once.
-            slot.handle = handle
+            slot.handle, slot.calls = handle, calls
             for client in live(self.clients()):
                 self._connect(client, [slot])
 
@@ -104,17 +106,17 @@ class ReplicaGroup:
         for slot in self.slots:
             slot.restarts = 0
         for slot in live(self.slots):
-            post(slot.handle.pardon)
+            slot.calls.post(slot.handle.pardon)
         for client in live(self.clients()):
-            post(client.handle.pardon, self.pool.name)
+            client.calls.post(client.handle.pardon, self.pool.name)
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
         await watch_with_pings(slot, watch, self.options, self.finish)
 
     async def finish(self, slot: ActorSlot) -> None:
         """Wait until the requests of a leaving replica have ended."""
-        clients = [client.handle.retire_replica.remote for client in live(self.clients())]
-        for retired in [retire(slot.index, self.pool.name) for retire in clients]:
+        clients, pool = live(self.clients()), self.pool.name
+        for retired in [each.calls.ask(each.handle.retire_replica, slot.index, pool) for each in clients]:
             with suppress(Exception):  # a dead client has no requests
                 await retired
 
@@ -124,13 +126,14 @@ class ReplicaGroup:
             reason, blameless = f"{slot.name}: {slot.last_error}", slot.leaving.is_set() or slot.killed
             slot.killed = False
             for client in live(self.clients()):
-                post(client.handle.replica_down, slot.index, reason, self.pool.name, blameless)
+                client.calls.post(client.handle.replica_down, slot.index, reason, self.pool.name, blameless)
 
     async def give_up(self, slot: ActorSlot) -> None:
         """Let the clients fail their requests if no replica is left."""
         if all_given_up(self.slots):
             for client in live(self.clients()):
-                post(client.handle.no_more_replicas, f"{slot.name}: {slot.last_error}", self.pool.name)
+                reason = f"{slot.name}: {slot.last_error}"
+                client.calls.post(client.handle.no_more_replicas, reason, self.pool.name)
         if self.weights is not None:
             await self.weights.notify_given_up()
 
@@ -153,7 +156,7 @@ class ReplicaGroup:
 
     def _connect(self, client: ActorSlot, replicas: list[ActorSlot]) -> None:
         addresses = {replica.index: self._addresses[replica.index] for replica in replicas}
-        post(client.handle.replicas_up, addresses, self.pool.name)
+        client.calls.post(client.handle.replicas_up, addresses, self.pool.name)
 
 
 async def _while_alive(watch: Awaitable[object], starting: Coroutine[object, object, None]) -> None:

@@ -18,6 +18,7 @@ from turnwise.errors import ConfigError, InfrastructureError, is_cancelled
 from turnwise.record.result import as_score
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec, keep_error
+from turnwise.runtime.remote.actor_calls import in_order
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
 from turnwise.runtime.remote.result_wire import ToDriver, unpack_episodes
@@ -51,6 +52,7 @@ class RewardActor(PoolClientActor):
         self._num_scored = self._num_running = 0
         self._ended = asyncio.Event()
 
+    @in_order
     async def watch(self) -> None:
         """Wait for `stop`; raise an error if the thread of the reward is blocked."""
         prepare_process()

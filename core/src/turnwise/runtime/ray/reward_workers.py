@@ -8,11 +8,12 @@ from attrs import define, field
 
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.calls import first_reply, kill_actor, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.placement_groups import spread_options, wait_until_built
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_actor import RewardActor
+from turnwise.runtime.remote.actor_calls import OrderedCalls
 from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots, staying
 
@@ -40,9 +41,10 @@ class RewardGroup:
         handle = await self.cluster.start_actor(RewardActor, slot, options, *arguments, timeout_s=timeout_s)
         await wait_until_built(handle, slot, self.config.ray.worker_resources, timeout_s)
         await first_reply(handle, handle.stats.remote(), timeout_s)
-        watch = handle.watch.remote()
+        calls = OrderedCalls()
+        watch = calls.ask(handle.watch)
         # No await from here on, for the reason given in `ReplicaGroup.start`.
-        slot.handle = handle
+        slot.handle, slot.calls = handle, calls
         for pool in self.pools.values():
             pool.connect_client(slot)
         for client in live(self.clients()):
@@ -66,7 +68,7 @@ class RewardGroup:
 
     def _disconnect(self, slot: ActorSlot) -> None:
         for client in live(self.clients()):
-            post(client.handle.reward_worker_down, slot.index)
+            client.calls.post(client.handle.reward_worker_down, slot.index)
         if self.driver is not None:
             self.driver.worker_down(slot.index)
 
@@ -74,7 +76,8 @@ class RewardGroup:
         """Let the workers fail their scores if no reward worker is left."""
         if all_given_up(self.slots):
             for client in live(self.clients()):
-                post(client.handle.no_more_reward_workers, f"{slot.name}: {slot.last_error}")
+                reason = f"{slot.name}: {slot.last_error}"
+                client.calls.post(client.handle.no_more_reward_workers, reason)
             if self.driver is not None:
                 self.driver.give_up(f"{slot.name}: {slot.last_error}")
 
@@ -85,4 +88,4 @@ class RewardGroup:
 
     @staticmethod
     def _connect(client: ActorSlot, slot: ActorSlot) -> None:
-        post(client.handle.reward_worker_up, slot.index, slot.handle)
+        client.calls.post(client.handle.reward_worker_up, slot.index, slot.handle)

@@ -17,7 +17,8 @@ from attrs import define, field
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols.weights import TAGS, MemoryTag, UpdateReport, WeightSource
 from turnwise.runtime.ray.calls import kill as kill_process
-from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, failure_reason, live
+from turnwise.runtime.remote.actor_calls import ActorHandle
+from turnwise.runtime.remote.supervision import ActorSlot, failure_reason, live
 from turnwise.runtime.remote.weight_updates import WeightUpdater
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise.weights.sources import Weights

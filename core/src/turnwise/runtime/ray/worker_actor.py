@@ -20,12 +20,12 @@ from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import node_address
 from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec, keep_error
+from turnwise.runtime.remote.actor_calls import ActorHandle, in_order
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.event_forwarding import EventForwarder, Events
 from turnwise.runtime.remote.picture_packets import Packet, PacketReceiver, PacketSender
 from turnwise.runtime.remote.result_wire import ToDriver, has_pictures, pack_episodes
 from turnwise.runtime.remote.reward_pool import RewardPool
-from turnwise.runtime.remote.supervision import ActorHandle
 from turnwise.runtime.service import LOOPBACK, RemoteServices, ServiceCall, ServiceReply
 from turnwise.runtime.worker import Worker, WorkerComponents, build_unstarted_result
 
@@ -90,6 +90,7 @@ class WorkerActor(PoolClientActor):
         await self.addresses()
         return self._worker.parts.max_in_flight
 
+    @in_order
     async def watch(self) -> None:
         """Run the tasks of this actor until it stops, as `ReplicaActor.watch` does; called after `open`."""
         with EventLoopWatchdog(self._worker.parts.limits.loop_lag_s):
@@ -107,23 +108,27 @@ class WorkerActor(PoolClientActor):
     async def settle_service_call(self, reply: ServiceReply) -> None:
         self._services.settle(reply)
 
+    @in_order
     async def reward_worker_up(self, index: int, handle: ActorHandle) -> None:
         if self._rewards is not None:
             self._rewards.worker_up(index, handle.score.remote)
 
+    @in_order
     async def reward_worker_down(self, index: int) -> None:
         """Stop using a reward worker; its pending scores are requested from others."""
         if self._rewards is not None:
             self._rewards.worker_down(index)
 
+    @in_order
     async def no_more_reward_workers(self, reason: str) -> None:
         """Fail scores at once: no reward worker will be restarted."""
         if self._rewards is not None:
             self._rewards.give_up(reason)
 
+    @in_order
     async def submit(self, specs: Numbered | Packet[Numbered]) -> None:
         if isinstance(specs, Packet):
-            specs = await self._tasks.receive(specs)
+            specs = self._tasks.unpack(specs)
         self._worker.resume()  # an earlier run may have been aborted
         context = self._worker.build_context(self._group)
         # All of them before the first pass of the loop, so that `interrupt` also finds episodes without a task.
@@ -184,9 +189,11 @@ class WorkerActor(PoolClientActor):
                     self._any_finished.clear()
                     await self._any_finished.wait()
 
+    @in_order
     async def abort(self) -> None:
         self._worker.abort()
 
+    @in_order
     async def interrupt(self, numbers: list[int]) -> None:
         """End some episodes soon; episodes that wait for a slot are delivered unstarted."""
         for number in numbers:

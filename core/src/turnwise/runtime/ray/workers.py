@@ -14,18 +14,19 @@ from turnwise.config.runtime import RuntimeConfig
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import EpisodesRetried
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import DRIVER_CALL_S, first_reply, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.calls import DRIVER_CALL_S, first_reply, kill_actor, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.placement_groups import spread_options, wait_until_built
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_workers import RewardGroup
 from turnwise.runtime.ray.worker_actor import WorkerActor
+from turnwise.runtime.remote.actor_calls import ActorHandle, OrderedCalls, post
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.event_forwarding import DRIVER_EVENTS, measure_clock_offset_s, shift_event
 from turnwise.runtime.remote.picture_packets import Packet, PacketReceiver, PacketSender, show_pictures
 from turnwise.runtime.remote.replica_pool import PoisonedRequestError
 from turnwise.runtime.remote.result_wire import unpack_episodes
-from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, live, make_slots, staying
+from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots, staying
 from turnwise.runtime.service import DriverServices
 
 
@@ -65,11 +66,12 @@ class WorkerGroup:
         self._unverified[slot.index].clear()
         self._serve_calls(slot, handle)
         self._max_in_flight[slot.index] = await first_reply(handle, handle.open.remote(), timeout_s)
-        watch = handle.watch.remote()
+        calls = OrderedCalls()
+        watch = calls.ask(handle.watch)
         await self._forward_events(slot, handle)
         # No await from here on, for the reason given in `ReplicaGroup.start`. The episodes are submitted last: the
-        # worker handles the calls of the driver in order, so it knows its replicas before the first episode.
-        slot.handle, self._senders[slot.index] = handle, PacketSender()
+        # worker starts these calls in their order, so it knows its replicas before the first episode.
+        slot.handle, slot.calls, self._senders[slot.index] = handle, calls, PacketSender()
         for pool in self.pools.values():
             pool.connect_client(slot)
         if self.rewards is not None:
@@ -124,14 +126,14 @@ class WorkerGroup:
         """End all episodes soon. If a worker dies meanwhile, its episodes do not run again."""
         self.interrupt(self.dispatcher.keys)
         for slot in live(self.slots):
-            post(slot.handle.abort)
+            slot.calls.post(slot.handle.abort)
 
     def interrupt(self, keys: Sequence[int]) -> None:
         """End some episodes soon. Episodes that no worker holds are delivered at once."""
         held = self.dispatcher.interrupt(keys)
         for slot in live(self.slots):
             if numbers := held.get(slot.index):
-                post(slot.handle.interrupt, numbers)
+                slot.calls.post(slot.handle.interrupt, numbers)
 
     def submit(self, slot: ActorSlot, limit: int | None = None) -> None:
         """Submit episodes to a worker until it holds `limit`, at most the window; none if it leaves or may be dead."""
@@ -144,7 +146,7 @@ class WorkerGroup:
                 for _number, spec in specs
                 for messages in (spec.task.messages, spec.unfinished.messages if spec.unfinished else ())
             )
-            post(slot.handle.submit, self._senders[slot.index].pack(specs) if shown else specs)
+            slot.calls.post(slot.handle.submit, self._senders[slot.index].pack(specs) if shown else specs)
 
     def _share(self) -> None:
         # An even share for each: the first worker could otherwise fill its window with all episodes.

@@ -9,7 +9,6 @@ unpacked in the order in which they were packed, and a process that restarts nee
 
 from __future__ import annotations
 
-import asyncio
 import io
 import pickle
 from collections.abc import Iterable
@@ -95,22 +94,14 @@ class PacketReceiver:
 
     _held: dict[PictureName, _Held] = field(factory=dict, init=False)
     _next: int = field(default=0, init=False)
-    _turns: dict[int, asyncio.Future[None]] = field(factory=dict, init=False)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the pictures that it holds, without their URLs."""
         return sum(len(held.picture.data) for held in self._held.values())
 
-    async def receive(self, packet: Packet[T]) -> T:
-        """Return the value of a packet when all earlier ones are unpacked: large calls of Ray come later than small."""
-        if packet.number != self._next:
-            turn = self._turns[packet.number] = asyncio.get_running_loop().create_future()
-            await turn
-        return self.unpack(packet)
-
     def unpack(self, packet: Packet[T]) -> T:
-        """Return the value of the next packet."""
+        """Return the value of the next packet; `ValueError` for another one."""
         if packet.number != self._next:
             raise ValueError(f"packet {packet.number} came before packet {self._next}")
         self._held |= {picture.name: _Held(picture) for picture in packet.pictures}
@@ -120,8 +111,6 @@ class PacketReceiver:
             for name in packet.forgotten:
                 del self._held[name]
             self._next += 1
-            if turn := self._turns.pop(self._next, None):
-                turn.set_result(None)
 
 
 @define(eq=False)

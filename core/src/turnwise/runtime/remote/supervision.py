@@ -19,22 +19,9 @@ from attrs import define, field, frozen
 from turnwise.errors import ConfigError, DataError, EngineError, TemplateError, WrapperError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import ActorRestarted
+from turnwise.runtime.remote.actor_calls import OrderedCalls
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class RemoteMethod(Protocol):
-    """A method of an actor in another process."""
-
-    def remote(self, *arguments: object) -> Awaitable[Any]: ...
-
-    def options(self, *, num_returns: int) -> RemoteMethod: ...
-
-
-class ActorHandle(Protocol):
-    """An actor in another process, as its callers see it."""
-
-    def __getattr__(self, name: str) -> RemoteMethod: ...
 
 
 class PlacementError(EngineError):
@@ -51,6 +38,7 @@ class ActorSlot:
     An actor that is `leaving` gets no new work and ends when it has finished its own.
 
     Attributes:
+        calls: of the present actor, whose order matters; set with `handle`.
         num_starts: attempts to start an actor, so that no two actors of a slot have the same number.
         settled: set when the first actor has started or waits for weights, or the slot was given up.
         leave_by: time of the loop at which a leaving actor hands over the work that is left.
@@ -62,6 +50,7 @@ class ActorSlot:
     kind: str
     index: int
     handle: Any = None
+    calls: OrderedCalls = field(factory=OrderedCalls)
     num_starts: int = 0
     restarts: int = 0
     failed_starts: int = 0

@@ -1,8 +1,9 @@
 """
 Actors of Ray on one simulated event loop, so that the whole Ray runtime runs in a simulation.
 
-Each actor has an inbox. The calls of a caller start in their order, arguments and results are pickled, and replies are
-late. A killed actor loses its connections, its tasks and its replies. Its threads run on, and their results are lost.
+Each actor has an inbox. Calls start in any order, since those with large arguments are later in Ray than small ones.
+Arguments and results are pickled, and replies are late. A killed actor loses its connections, its tasks and its
+replies. Its threads run on, and their results are lost.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 from attrs import define, field
 
 from turnwise.runtime.ray import replica_actor, worker_actor
-from turnwise_testing.simulation.network import Delay, Network, OrderedPipe
+from turnwise_testing.simulation.network import Delay, Network
 
 _RUNNING: Final[ContextVar[SimulatedActor | None]] = ContextVar("the actor whose code runs", default=None)
 
@@ -66,11 +67,7 @@ class SimulatedActor:
     is_dead: bool = False
     tasks: list[asyncio.Task[Any]] = field(factory=list)
     _inbox: asyncio.Queue[tuple[str, bytes, _Reply]] = field(factory=asyncio.Queue)
-    _calls: OrderedPipe = field(init=False)
     _replies: list[_Reply] = field(factory=list)
-
-    def __attrs_post_init__(self) -> None:
-        self._calls = OrderedPipe(self.cluster.delay, self._inbox.put_nowait)
 
     def call(self, name: str, *arguments: Any) -> _Reply:
         reply = _Reply()
@@ -78,11 +75,12 @@ class SimulatedActor:
             self._fail(reply)
         else:
             self._replies.append(reply)
-            self._calls.send((name, pickle.dumps(arguments), reply))
+            call = name, pickle.dumps(arguments), reply
+            asyncio.get_running_loop().call_later(self.cluster.delay(), self._inbox.put_nowait, call)
         return reply
 
     async def live(self, arguments: tuple[Any, ...]) -> None:
-        """Build the object, and start the calls in their order."""
+        """Build the object, and start the calls in the order of their arrival."""
         _RUNNING.set(self)
         await asyncio.sleep(self.cluster.start_s())
         try:

@@ -235,8 +235,7 @@ def test_the_command_writes_each_format(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--to", "sft"], "--to sft needs --model"),
-        (["--to", "sft", "--model", "nowhere"], "--model: there is no directory"),
+        (["--to", "sft", "--model", "nowhere"], "--model is for conversations"),
         (["--to", "atif", "--tools", "x"], "--tools is for openai and sft, not for atif"),
         (["--to", "openai", "--tools", "missing.json"], "--tools missing.json: cannot be read"),
         (["--to", "openai", "--model", "x"], "--model is for atif and sft, not for openai"),
@@ -245,6 +244,17 @@ def test_the_command_writes_each_format(run, tmp_path, capsys):
 def test_wrong_options_are_one_line(run, tmp_path, capsys, arguments, text):
     """Nothing is written, and the error says what to give."""
     assert convert(run, "--out", tmp_path / "x", *arguments) != 0
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [([], "--to sft needs --model"), (["--model", "nowhere"], "--model: there is no directory")],
+)
+def test_conversations_need_a_model(tmp_path, capsys, arguments, text):
+    """Their tokens are those of its template."""
+    assert convert(tmp_path / "tune.jsonl", "--out", tmp_path / "x", "--to", "sft", *arguments) != 0
     assert text in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 

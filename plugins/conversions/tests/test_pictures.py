@@ -12,7 +12,6 @@ from turnwise.cli import main
 from turnwise.errors import DataError
 from turnwise.media import picture_part, read_picture_part
 from turnwise.types import MediaTokens, PlacedPicture
-from turnwise_calculator_demo import model_dir
 from turnwise_conversions import to_atif, to_chat
 from turnwise_result_files import TrajectoryWriter
 from turnwise_testing.inputs.vision import make_picture
@@ -149,12 +148,3 @@ def test_a_picture_in_another_form():
     odd = {"role": "user", "content": [{"type": "image", "path": "a.png"}]}
     with pytest.raises(DataError, match="episode t0/0: a picture of a message needs the form"):
         to_chat(evolve(PLAIN, messages=(odd, ANSWER)))
-
-
-def test_sft_has_no_pictures(tmp_path, capsys):
-    """Its rows are tokens alone, so a conversation with pictures is refused with its place."""
-    file = convert(tmp_path, "openai", PLAIN)
-    command = ["convert", str(file), "--to", "sft", "--model", str(model_dir()), "--out", str(tmp_path / "sft")]
-    assert main(command) != 0
-    assert "pictures" in capsys.readouterr().err
-    assert not (tmp_path / "sft").exists()

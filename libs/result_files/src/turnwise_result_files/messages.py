@@ -14,8 +14,12 @@ from turnwise_strict_json import read_arguments
 
 def has_pictures(result: EpisodeResult) -> bool:
     """Return whether the messages or the records of an episode have pictures."""
-    shown = any(is_picture_part(part) for message in result.messages for part in _parts_of(message))
-    return shown or any(record.pictures for record in result.trajectories)
+    return any(map(shows_picture, result.messages)) or any(record.pictures for record in result.trajectories)
+
+
+def shows_picture(message: Message) -> bool:
+    """Return whether a content has a picture among its parts."""
+    return any(map(is_picture_part, _parts_of(message)))
 
 
 def refuse_pictures(result: EpisodeResult, form: str) -> None:
@@ -43,7 +47,7 @@ def contents_of(result: EpisodeResult) -> list[list[str | Picture]]:
 
 
 def _content_of(message: Message) -> list[str | Picture]:
-    if not any(is_picture_part(part) for part in _parts_of(message)):
+    if not shows_picture(message):
         return [text_of(message)]
     parts: list[str | Picture] = []
     for part in _parts_of(message):

@@ -39,7 +39,8 @@ def read_conversations(file: Path) -> Iterator[Conversation]:
     Yield the conversations of a JSONL file, a JSON list or a Parquet file.
 
     A row has `messages`, ShareGPT's `conversations`, or TRL's `prompt` and `completion`, and perhaps `tools`: a list of
-    schemas, or the same as JSON text, which Parquet files of others have.
+    schemas, or the same as JSON text, which Parquet files of others have. Files of pictures are below the folder of the
+    file.
 
     Raises:
         DataError: the file cannot be read or holds no row, or a row is no conversation; the text has its place.
@@ -54,19 +55,20 @@ def read_conversations(file: Path) -> Iterator[Conversation]:
         values: JsonDict = {str(name): plain(value, f"{where}: {name}") for name, value in row.items()}
         if is_columnar:
             values = {name: without_nulls(value) for name, value in values.items()}
-        yield Conversation(where=where, messages=_take_messages(values, where), tools=_take_tools(values, where))
+        messages = _take_messages(values, where, file.parent)
+        yield Conversation(where=where, messages=messages, tools=_take_tools(values, where))
     if not found:
         raise DataError(f"{file}: holds no rows")
 
 
-def _take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
+def _take_messages(values: JsonDict, where: str, folder: Path) -> tuple[Message, ...]:
     completion = values.pop(_COMPLETION, None)
     if completion is None or values.get("messages") is not None:
-        return take_messages(values, where)
+        return take_messages(values, where, folder)
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
-    before = take_messages(values, where)
-    return (*before, *take_messages({"messages": completion}, f"{where}: {_COMPLETION}"))
+    before = take_messages(values, where, folder)
+    return (*before, *take_messages({"messages": completion}, f"{where}: {_COMPLETION}", folder))
 
 
 def _take_tools(values: JsonDict, where: str) -> tuple[ToolSchema, ...] | None:

@@ -8,12 +8,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from turnwise import Chat, EpisodeResult, build_resources
@@ -32,19 +29,12 @@ from turnwise_conversions.atif import to_atif
 from turnwise_conversions.demonstrations import Demonstration, encode_demonstration
 from turnwise_conversions.hf_dataset import to_dataset
 from turnwise_conversions.openai_chat import to_chat
+from turnwise_conversions.sft_file import rows_of_records, write_rows
 from turnwise_result_files import read_results
 from turnwise_result_files.media import MediaFolder
-from turnwise_result_files.messages import is_malformed
+from turnwise_result_files.messages import is_malformed, shows_picture
 from turnwise_strict_json import load_json
 from turnwise_task_files import check_tools, read_conversations
-
-_SFT_SCHEMA: Final = pa.schema(
-    [("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("labels", pa.list_(pa.int32()))]
-)
-_BATCH_ROWS: Final = 256
-"""Conversations that are in memory at a time."""
-_IGNORED_LABEL: Final = -100
-"""The label that the loss functions of PyTorch and transformers leave out."""
 
 
 def convert(arguments: argparse.Namespace) -> int:
@@ -64,18 +54,29 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.to == "sft" and bool(arguments.model) == bool(arguments.config):
-        raise ConfigError("--to sft needs --model, a model with a chat template, or --config, a run with one")
     if arguments.config and arguments.to != "sft":
         raise ConfigError(f"--config is for sft, not for {arguments.to}")
-    if arguments.to == "sft" and arguments.min_reward is not None:
-        raise ConfigError("--min-reward is for episodes; conversations have no reward")
+    if arguments.to == "sft":
+        (_check_options_of_records if arguments.source.is_dir() else _check_options_of_conversations)(arguments)
     if arguments.tools is not None and arguments.to not in ("openai", "sft"):
         raise ConfigError(f"--tools is for openai and sft, not for {arguments.to}")
     if arguments.revision is not None and (arguments.to != "sft" or arguments.config):
         raise ConfigError("--revision is for sft with --model")
     if arguments.model and arguments.to in ("openai", "datasets"):
         raise ConfigError(f"--model is for atif and sft, not for {arguments.to}")
+
+
+def _check_options_of_conversations(arguments: argparse.Namespace) -> None:
+    if bool(arguments.model) == bool(arguments.config):
+        raise ConfigError("--to sft needs --model, a model with a chat template, or --config, a run with one")
+    if arguments.min_reward is not None:
+        raise ConfigError("--min-reward is for episodes; conversations have no reward")
+
+
+def _check_options_of_records(arguments: argparse.Namespace) -> None:
+    for name in ("model", "config", "tools", "revision"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name} is for conversations; {arguments.source} is a run, whose records have tokens")
 
 
 def _find_chat(arguments: argparse.Namespace) -> tuple[Chat, Sequence[ToolSchema]]:
@@ -99,7 +100,7 @@ def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple
 
 def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tuple[int, int]:
     """Write the file or the folder; return how many were written and read."""
-    if arguments.to == "sft":
+    if arguments.to == "sft" and not arguments.source.is_dir():
         chat, own_tools = _find_chat(arguments)
         return _write_sft(arguments.source, arguments.out, chat, tools or own_tools)
     chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
@@ -109,6 +110,8 @@ def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tupl
 def _write_episodes(
     results: Sequence[EpisodeResult], arguments: argparse.Namespace, tools: Sequence[ToolSchema]
 ) -> int:
+    if arguments.to == "sft":
+        return _write_records(results, arguments)
     if arguments.to == "datasets":
         _save_dataset(to_dataset(results), arguments.out)
         return len(results)
@@ -118,6 +121,15 @@ def _write_episodes(
         return _write_lines(arguments.out, documents)
     lines = (to_chat(each, tools) for each in results)
     return _write_lines(arguments.out, (line for line in lines if line is not None))
+
+
+def _write_records(results: Sequence[EpisodeResult], arguments: argparse.Namespace) -> int:
+    illustrated = any(record.pictures for each in results for record in each.trajectories)
+    empty = f"{arguments.source}: no episode has a token to learn, with the reward that --min-reward asks for"
+    num_written, _num_read = write_rows(
+        arguments.out, map(rows_of_records, results), illustrated=illustrated, empty=empty
+    )
+    return num_written
 
 
 def _save_dataset(made: Any, folder: Path) -> None:
@@ -142,18 +154,17 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema]) -> tuple[int, int]:
-    num_written = num_read = 0
-    found = _demonstrations(source, chat, tools)
-    with atomic_write(out) as partial, pq.ParquetWriter(partial, _SFT_SCHEMA) as writer, _progress() as advance:
-        while batch := list(islice(found, _BATCH_ROWS)):
-            rows = [_row_of(each) for each in batch if each is not None and each.loss_mask.any()]
-            writer.write_table(pa.Table.from_pylist(rows, schema=_SFT_SCHEMA))
-            num_written += len(rows)
-            num_read += len(batch)
-            advance(len(batch))
-        if not num_written:
-            raise DataError(f"{source}: no conversation has a turn to learn: the turns of the assistant have weight 0")
-    return num_written, num_read
+    # Files of texts have no column of pictures, and a file is written in one pass.
+    illustrated = any(shows_picture(message) for each in read_conversations(source) for message in each.messages)
+    made = (() if each is None else (each,) for each in _demonstrations(source, chat, tools))
+    with _progress() as advance:
+        return write_rows(
+            out,
+            made,
+            illustrated=illustrated,
+            empty=f"{source}: no conversation has a turn to learn: the turns of the assistant have weight 0",
+            advance=advance,
+        )
 
 
 def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[Demonstration | None]:
@@ -167,12 +178,6 @@ def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> It
             yield encode_demonstration(chat, each.messages, tools if each.tools is None else each.tools)
         except (DataError, TemplateError) as error:
             raise DataError(f"{each.where}: {error}") from error
-
-
-def _row_of(made: Demonstration) -> dict[str, Any]:
-    ids, mask = made.input_ids, made.loss_mask
-    labels = [int(token) if trained else _IGNORED_LABEL for token, trained in zip(ids, mask, strict=True)]
-    return {"input_ids": ids.tolist(), "loss_mask": mask.astype("uint8").tolist(), "labels": labels}
 
 
 @contextmanager

@@ -13,7 +13,8 @@ Examples:
   turnwise convert runs/first --to openai --out tune.jsonl --min-reward 1 --tools tools.json
   turnwise convert runs/first --to datasets --out first_dataset
   turnwise convert tune.jsonl --to sft --model models/qwen3 --out sft.parquet
-  turnwise convert tune.jsonl --to sft --config run.yaml --out sft.parquet"""
+  turnwise convert tune.jsonl --to sft --config run.yaml --out sft.parquet
+  turnwise convert runs/first --to sft --min-reward 1 --out sft.parquet"""
 
 
 class ConvertCommand:
@@ -23,12 +24,16 @@ class ConvertCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = _EXAMPLES
-        parser.add_argument("source", type=Path, help="folder or file of a run; for sft a file of conversations")
+        parser.add_argument(
+            "source", type=Path, help="folder or file of a run; for sft a file of conversations, or the folder of a run"
+        )
         parser.add_argument("--to", choices=FORMATS, required=True, help="format")
         parser.add_argument("--out", type=Path, required=True, help="file or, for datasets, folder; must not exist")
         parser.add_argument("--min-reward", type=float, help="leave out episodes with a lower reward, or without one")
         parser.add_argument("--tools", type=Path, help="JSON file with a list of tool schemas (openai, sft)")
-        parser.add_argument("--model", help="atif: name of the model; sft: folder, id on the hub, or .gguf file")
+        parser.add_argument(
+            "--model", help="atif: name of the model; sft of conversations: folder, id on the hub, or .gguf file"
+        )
         parser.add_argument(
             "--config",
             nargs="+",

@@ -14,8 +14,11 @@ from attrs import frozen
 
 from turnwise import Chat, Message
 from turnwise.errors import DataError, TemplateError
+from turnwise.media import MediaTokens, PlacedPicture
+from turnwise.protocols import PictureChat
+from turnwise.record.pictures import shifted, split_media
 from turnwise.types import TokenArray, ToolSchema
-from turnwise_result_files.messages import calls_of, is_malformed, text_of
+from turnwise_result_files.messages import calls_of, is_malformed, shows_picture, text_of
 
 
 @frozen(eq=False)
@@ -26,10 +29,12 @@ class Demonstration:
     Attributes:
         input_ids: (T,) int32.
         loss_mask: (T,) bool, True on the tokens that the model learns to write.
+        pictures: in their order, each with its placeholders among the ids.
     """
 
     input_ids: TokenArray
     loss_mask: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    pictures: tuple[PlacedPicture, ...] = ()
 
 
 def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Demonstration:
@@ -45,8 +50,9 @@ def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequenc
 
     Raises:
         DataError: the conversation has no turn of the assistant, or a malformed call, or the template writes a turn in
-            a form that it does not continue.
+            a form that it does not continue; or a picture cannot be used, or is in a turn of the assistant.
         TemplateError: the template cannot show a message.
+        ConfigError: a message has a picture, and the model takes none.
     """
     messages = [_with_arguments(message) for message in messages]
     turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
@@ -54,19 +60,45 @@ def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequenc
         raise DataError("a demonstration ends with a message of the role assistant")
     if turns[0] == 0:
         raise DataError("a demonstration starts with a message of another role than assistant")
-    ids, mask = [chat.prompt(messages[: turns[0]], tools)], [False]
+    parts: list[TokenArray | MediaTokens] = [_prompt(chat, messages[: turns[0]], tools)]
+    mask = [False]
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
-        ids.append(_encode_turn(chat, messages[: turn + 1], tools))
+        written = _encode_turn(chat, messages[: turn + 1], tools)
+        parts.append(written)
         mask.append(_is_trained(messages[turn], turn))
         if following is not None:
             if following == turn + 1:
                 raise DataError(f"messages {turn} and {following} are both of the role assistant")
-            ids.append(chat.delta(messages[turn + 1 : following], int(ids[-1][-1]), with_tools=bool(tools)))
+            parts.append(_delta(chat, messages[turn + 1 : following], int(written[-1]), tools))
             mask.append(False)
+    return _join(parts, mask)
+
+
+def _join(parts: Sequence[TokenArray | MediaTokens], mask: Sequence[bool]) -> Demonstration:
+    """Return parts end to end, each of which is learned or not."""
+    pictures: list[PlacedPicture] = []
+    num_before = 0
+    for part in parts:
+        pictures += shifted(split_media(part)[1], num_before)
+        num_before += len(part)
     return Demonstration(
-        input_ids=np.concatenate(ids).astype(np.int32),
-        loss_mask=np.concatenate([np.full(len(part), value) for part, value in zip(ids, mask, strict=True)]),
+        input_ids=np.concatenate([split_media(part)[0] for part in parts]).astype(np.int32),
+        loss_mask=np.concatenate([np.full(len(part), value) for part, value in zip(parts, mask, strict=True)]),
+        pictures=tuple(pictures),
     )
+
+
+def _prompt(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> TokenArray | MediaTokens:
+    """Return the ids of a conversation, with its pictures where the chat shows some."""
+    return chat.picture_prompt(messages, tools) if isinstance(chat, PictureChat) else chat.prompt(messages, tools)
+
+
+def _delta(
+    chat: Chat, messages: Sequence[Message], last_token_id: int, tools: Sequence[ToolSchema]
+) -> TokenArray | MediaTokens:
+    """Return the ids of messages behind a turn, with their pictures where the chat shows some."""
+    append = chat.picture_delta if isinstance(chat, PictureChat) else chat.delta
+    return append(messages, last_token_id, with_tools=bool(tools))
 
 
 def _is_trained(turn: Message, number: int) -> bool:
@@ -102,11 +134,13 @@ def _encode_turn(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSc
     number, turn = len(messages) - 1, messages[-1]
     if is_malformed(turn):
         raise DataError(f"message {number} has a call without a name, or whose arguments are no JSON object")
-    before = chat.prompt(messages[:-1], tools)
+    if shows_picture(turn):
+        raise DataError(f"message {number} is a turn of the assistant with a picture, and no model writes pictures")
+    before = _ids_of(_prompt(chat, messages[:-1], tools))
     problem = "the chat template does not write this turn as the model would"
     for probe in _probes(turn):
         try:
-            whole = chat.prompt([*messages, probe], tools)
+            whole = _ids_of(_prompt(chat, [*messages, probe], tools))
             after = chat.delta([probe], next(iter(chat.stop_token_ids), 0), with_tools=bool(tools))
         except TemplateError as error:
             problem = str(error)
@@ -116,6 +150,10 @@ def _encode_turn(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSc
         if fits and len(ids) and int(ids[-1]) in chat.stop_token_ids and _shows(chat.text(ids), turn):
             return ids
     raise DataError(f"message {number}: {problem}")
+
+
+def _ids_of(given: TokenArray | MediaTokens) -> TokenArray:
+    return given.token_ids if isinstance(given, MediaTokens) else given
 
 
 def _probes(turn: Message) -> Iterator[Message]:

@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from turnwise.errors import InfrastructureError
+from turnwise.errors import DataError, InfrastructureError
+from turnwise_engine_support.pictures import PictureReader, supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
-from turnwise_trl_bridge.sft_rows import check_vocabulary
+from turnwise_trl_bridge.sft_pictures import PictureCollator, PictureSFTTrainer, copy_processor
+from turnwise_trl_bridge.sft_rows import PICTURES, check_vocabulary
 from turnwise_trl_bridge.training import save
 
 
@@ -24,14 +26,19 @@ def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> lis
     Train the model of a folder, save it and return the trainer's log.
 
     Raises:
-        DataError: a row has an id that the model does not have.
+        DataError: a row has an id that the model does not have, or a picture that the model does not read.
         InfrastructureError: a weight is no finite number at the end; nothing is saved.
     """
     hide_progress_bars()
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    has_vision = supports_pictures(model)
+    if PICTURES in rows.column_names and not has_vision:
+        raise DataError(f"{arguments.rows}: the rows have pictures, which the model of {str(model)!r} does not read")
+    kind: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+    policy = kind.from_pretrained(model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model)
     embeddings: Any = policy.get_input_embeddings()  # typed as any attribute of a module
     check_vocabulary(arguments.rows, rows, embeddings.num_embeddings)
-    trainer = SFTTrainer(
+    trainer = (PictureSFTTrainer if has_vision else SFTTrainer)(
         policy,
         args=SFTConfig(
             output_dir=str(arguments.out),
@@ -50,12 +57,23 @@ def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> lis
             # Without a GPU, torch would warn twice.
             dataloader_pin_memory=torch.cuda.is_available(),
             seed=arguments.seed,
+            # The collator reads the pictures of rows, which are no inputs of the model.
+            remove_unused_columns=not has_vision,
         ),
+        data_collator=_collator(arguments.rows, model, policy, tokenizer) if has_vision else None,
         # SFTTrainer leaves rows with labels as they are.
         train_dataset=Dataset.from_dict(rows.to_pydict()),
-        processing_class=AutoTokenizer.from_pretrained(model),
+        processing_class=tokenizer,
     )
     trainer.train()
     if not all(torch.isfinite(each).all() for each in policy.parameters()):
         raise InfrastructureError("a weight is no finite number after the training; lower --learning-rate")
-    return save(trainer, arguments)
+    log = save(trainer, arguments)
+    if has_vision:
+        copy_processor(model, arguments.out)
+    return log
+
+
+def _collator(rows: Path, model: Path, policy: Any, tokenizer: Any) -> PictureCollator:
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return PictureCollator(model=policy, reader=PictureReader(model), folder=rows.parent, pad_token_id=pad)

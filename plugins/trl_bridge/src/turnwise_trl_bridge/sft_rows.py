@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from turnwise.errors import DataError
+from turnwise.media import MediaTokens
+from turnwise.types import PlacedPicture
+from turnwise_result_files.media import MediaFolder
 
 COLUMNS: Final = ("input_ids", "labels")
 IGNORED: Final = -100
 """The label of a token that is not learned."""
+PICTURES: Final = "pictures"
+"""Column with the places of the pictures of a row; a file without pictures has none."""
+NUMBER: Final = "number"
+"""Column with the number of a row, beside its pictures."""
+_PICTURE: Final = pa.struct([("start", pa.int64()), ("num_tokens", pa.int64()), ("file", pa.string())])
 
 
 def read_rows(path: Path) -> pa.Table:
@@ -22,10 +31,11 @@ def read_rows(path: Path) -> pa.Table:
     Return the columns `input_ids` and `labels` of a file that `turnwise convert --to sft` writes.
 
     A label is the id of its token. The trainer compares it with the prediction at the token before, so it never learns
-    the first token of a row.
+    the first token of a row. If the file has the column `pictures`, it is returned, too, with the numbers of the rows.
 
     Raises:
-        DataError: the file cannot be read, a row is malformed, or no row has a token to learn.
+        DataError: the file cannot be read, a row is malformed, no row has a token to learn, or the file of a picture is
+            missing or has changed.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -33,12 +43,44 @@ def read_rows(path: Path) -> pa.Table:
                 raise DataError(
                     f"{path}: expected rows with input_ids and labels, as `turnwise convert --to sft` writes them"
                 )
-            table = file.read(list(COLUMNS))
+            table = file.read([*COLUMNS, *({PICTURES} & set(file.schema_arrow.names))])
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
     ids, labels = (_lists(table.column(name), f"{path}: {name}") for name in COLUMNS)
     _check_rows(path, ids, labels)
-    return pa.table([ids.cast(pa.list_(pa.int64())), labels.cast(pa.list_(pa.int64()))], names=list(COLUMNS))
+    found = pa.table([ids.cast(pa.list_(pa.int64())), labels.cast(pa.list_(pa.int64()))], names=list(COLUMNS))
+    return _with_pictures(path, found, table.column(PICTURES)) if PICTURES in table.column_names else found
+
+
+def _with_pictures(path: Path, table: pa.Table, column: pa.ChunkedArray) -> pa.Table:
+    try:
+        places = column.cast(pa.list_(_PICTURE))
+    except pa.ArrowException as error:
+        form = "{start, num_tokens, file}"
+        raise DataError(f"{path}: {PICTURES}: expected a list of {form} in each row, got {column.type}") from error
+    media = MediaFolder(path.parent)
+    for number, row in enumerate(places):
+        if row.as_py():
+            try:
+                _check_pictures(read_places(row.as_py(), media), *(table.column(name)[number] for name in COLUMNS))
+            except (TypeError, ValueError, DataError) as error:
+                raise DataError(f"{path}: row {number}: {error}") from error
+            media = MediaFolder(path.parent)  # which would hold the pictures of all rows
+    return table.append_column(PICTURES, places).append_column(NUMBER, pa.array(range(len(places)), pa.int64()))
+
+
+def read_places(places: Sequence[Mapping[str, Any]] | None, media: MediaFolder) -> tuple[PlacedPicture, ...]:
+    """Return the pictures of a row; `DataError` if the file of one is missing or has changed."""
+    return media.get_places([(each["start"], each["num_tokens"], each["file"]) for each in places or ()])
+
+
+def _check_pictures(pictures: Sequence[PlacedPicture], ids: pa.Scalar, labels: pa.Scalar) -> None:
+    """Raise `ValueError` for pictures that overlap or lie outside of the row, or whose placeholders are learned."""
+    MediaTokens(token_ids=ids.values.to_numpy(zero_copy_only=False), pictures=pictures)
+    learned = labels.values.to_numpy(zero_copy_only=False) != IGNORED
+    for each in pictures:
+        if learned[each.start : each.stop].any():
+            raise ValueError(f"the picture of tokens {each.start} to {each.stop} has labels, which must be {IGNORED}")
 
 
 def _lists(column: pa.ChunkedArray, where: str) -> pa.ListArray | pa.LargeListArray:

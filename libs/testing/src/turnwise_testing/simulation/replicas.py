@@ -36,11 +36,16 @@ from turnwise_testing.simulation.run_parts import (
     compare_outcomes,
     outcomes_of,
 )
+from turnwise_testing.simulation.scheduler import running
 from turnwise_testing.simulation.simulated_ray import SimulatedActor, SimulatedRay
 
 _ALL: Final = ("weights", "kv_cache")
 _ASLEEP: Final = ("every replica is asleep", "the weights were dropped")
 """Texts in the faults of episodes that run while the replicas sleep, or have no weights after a sleep at level 2."""
+_ABORT_S: Final = 10.0
+"""Longest time in which all episodes end that were asked to: a message takes a second at most."""
+_LATE_STEPS: Final = 15
+"""Most steps of tasks on the way to these ends that a disturbance makes late."""
 _MAX_KILLS: Final = 2
 """Most replicas that a run kills. With a third death, the run would blame a request (`max_deaths`)."""
 
@@ -49,10 +54,21 @@ class _SimulatedRuntime(RayRuntime):
     """The Ray runtime on a simulated cluster."""
 
     simulated: SimulatedRay
+    note_violation: Callable[[str], None]
+    abort_s: float
 
     async def start(self) -> None:
         self.simulated.prepare(asyncio.get_running_loop())
         await super().start()
+
+    async def abort(self) -> None:
+        asked = set(self.dispatcher.keys)
+        await super().abort()
+        asyncio.get_running_loop().call_later(self.abort_s, self._check_ended, asked)
+
+    def _check_ended(self, asked: set[int]) -> None:
+        if left := asked.intersection(self.dispatcher.keys):
+            self.note_violation(f"abort: {len(left)} episodes still run {self.abort_s:g} s after it")
 
 
 @frozen(kw_only=True)
@@ -155,7 +171,10 @@ class _Run:
                 WeightUpdater(transport, "simulated", timeout_s=pool.timeout_s), keep_last=pool.keep_last
             ),
         )
-        self.runtime.simulated = self.ray
+        self.runtime.simulated, self.runtime.note_violation = self.ray, self.trainer.note_violation
+        simulated = running()
+        late_s = simulated[0].disturbance.late_s if simulated else 0.0
+        self.runtime.abort_s = _ABORT_S + _LATE_STEPS * late_s
         plan = RolloutPlan(
             default_agent="wanderer",
             agents={"wanderer": EpisodeProgram(agent=Wanderer())},

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -55,11 +56,26 @@ def image_tar() -> bytes:
     return made.getvalue()
 
 
-def list_containers() -> list[str]:
-    """Return the containers of workspaces on this machine, without those of other tests that run now."""
+def list_containers(*, gone: bool = True) -> list[str]:
+    """Return the containers of workspaces here, of this process or processes that are gone, if these count."""
     style = f'{{{{.Names}}}} {{{{index .Labels "{LABEL}"}}}}'
     command = [*ENGINE, "ps", "-a", "--filter", f"label={LABEL}", "--format", style]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return _without_others(map(str.split, lines), gone)
+
+
+def list_snapshots(*, gone: bool = True) -> list[str]:
+    """Return the images of containers' files, of this process or processes that are gone, if these count."""
+    command = [*ENGINE, "images", "--filter", f"label={LABEL}", "--format", "{{.ID}}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    style = f'{{{{index .Config.Labels "{LABEL}"}}}}'
+    command = [*ENGINE, "inspect", "--type", "image", "--format", style]
+    labels = [subprocess.run([*command, each], capture_output=True, text=True, check=False).stdout for each in found]
+    return _without_others(((name, label.strip()) for name, label in zip(found, labels, strict=True) if label), gone)
+
+
+def _without_others(pairs: Iterable[Sequence[str]], gone: bool) -> list[str]:
+    """Return the names of what has no owner, one that is gone, or this process or a child of it as owner."""
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    found = [(name, read_owner(label)) for name, label in map(str.split, lines)]
-    return [name for name, owner in found if owner is None or owner.is_gone or owner.pid in own]
+    found = [(name, read_owner(label)) for name, label in pairs]
+    return [name for name, owner in found if owner is None or (gone and owner.is_gone) or owner.pid in own]

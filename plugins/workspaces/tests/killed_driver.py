@@ -1,4 +1,4 @@
-"""A program that opens workspaces, says so, and waits until it is killed."""
+"""A program that opens workspaces, keeps their files, says so, and waits until it is killed."""
 
 import asyncio
 import json
@@ -20,6 +20,7 @@ async def main() -> None:
     for _ in range(2):
         workspace = await owner.open(WorkspaceSpec(image=sys.argv[3]))
         await workspace.exec(Command(argv=("/bin/sh", "-c", "sleep 98764 & echo")))
+        await workspace.snapshot()
     print(this_process(), flush=True)
     await asyncio.sleep(600)
 

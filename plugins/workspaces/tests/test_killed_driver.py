@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from boxes import list_boxes, why_no_boxes
-from images import ENGINE, IMAGE, RUN_OPTIONS, list_containers, why_no_containers
+from images import ENGINE, IMAGE, RUN_OPTIONS, list_containers, list_snapshots, why_no_containers
 
 from turnwise_workspaces.ownership import Owner, read_owner, this_process
 
@@ -71,31 +71,38 @@ def test_boxes_end_with_an_interrupted_driver(tmp_path):
 
 
 @pytest.mark.slow
-def test_reap_removes_the_containers_of_a_killed_driver(tmp_path):
-    """Containers stay behind a killed driver; the command lists and removes them, and spares a living driver's."""
+@pytest.mark.parametrize("disk", ["tmpfs", "none"])
+def test_reap_removes_the_containers_of_a_killed_driver(disk, tmp_path):
+    """
+    Containers stay behind a killed driver; the command lists and removes them, and spares a living driver's.
+
+    With `disk: none` each of them has an image of its files, too. With `tmpfs` these were files without names.
+    """
     if reason := why_no_containers():
         pytest.skip(reason)
-    killed, _ = start_driver(tmp_path / "a", "containers", CONTAINERS, IMAGE)
-    alive, _ = start_driver(tmp_path / "b", "containers", CONTAINERS, IMAGE)
+    config, num_images = {**CONTAINERS, "disk": disk}, 2 if disk == "none" else 0
+    killed, _ = start_driver(tmp_path / "a", "containers", config, IMAGE)
+    alive, _ = start_driver(tmp_path / "b", "containers", config, IMAGE)
     try:
-        assert len(list_containers()) == 4
+        assert (len(list_containers()), len(list_snapshots())) == (4, 2 * num_images)
         killed.kill()
         killed.wait()
-        options = ["--backend", "containers", "--options", json.dumps(CONTAINERS)]
+        options = ["--backend", "containers", "--options", json.dumps(config)]
         command = [sys.executable, "-m", "turnwise.cli", "workspaces"]
 
         found = subprocess.run([*command, "find", *options], capture_output=True, text=True, check=True)
         assert found.stdout.count("containers: found turnwise-") == 2
+        assert found.stdout.count("containers: found localhost/turnwise-snapshot:") == num_images
         reaped = subprocess.run([*command, "reap", *options], capture_output=True, text=True, check=True)
         assert reaped.stdout.count("containers: removed turnwise-") == 2
         again = subprocess.run([*command, "reap", *options], capture_output=True, text=True, check=True)
         assert again.stdout == "containers: nothing is left\n"
-        assert len(list_containers()) == 2
+        assert (len(list_containers()), len(list_snapshots())) == (2, num_images)
     finally:
         alive.kill()
         alive.wait()
         subprocess.run([*command, "reap", *options], capture_output=True, text=True, check=True)
-    assert list_containers() == []
+    assert (list_containers(), list_snapshots()) == ([], [])
 
 
 def test_an_owner_is_gone_when_another_process_has_its_id():

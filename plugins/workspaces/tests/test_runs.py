@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from pathlib import Path
 
 import pytest
 from agent_runs import answers, call, roll_out, write_run
@@ -152,6 +154,77 @@ def test_episodes_with_faults_end_in_order(faults, deadlines, status, text, tmp_
     if status == "failed":
         assert episode.fault is not None
         assert (episode.fault.owner, text in str(episode.fault)) == ("infra", True), episode.fault
+
+
+GUIDE = Path(__file__).parents[3] / "docs/how-to/train-a-coding-agent.md"
+ATTEMPTS = ("cat hint; rm -rf * .[!.]*; echo wrong > other", "ls -A; cp hint answer.txt", "Not said.")
+FIRST_FILES = {"hint": "done\n", ".hidden/file": ""}
+
+
+def write_attempts(folder, options, **sections):
+    """Write the run of the guide's agent, whose model first destroys the files."""
+    (folder / "attempts.py").write_text(re.search(r"```python attempts.py\n(.*?)```", GUIDE.read_text(), re.DOTALL)[1])
+    agent = {"name": "./attempts.py:Attempts"}
+    write_run(folder, ATTEMPTS, options, [{"files": FIRST_FILES}], agent=agent, modules=["./attempts.py"], **sections)
+
+
+@needs_boxes
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_the_guides_agent_tries_again_from_the_same_files(runtime, tmp_path):
+    """Its second command finds what its first one removed, and nothing of what that made."""
+    write_attempts(tmp_path, {}, runtime=runtime)
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    (episode,) = read_results(tmp_path / "out")
+    assert str(episode.status) == "completed", episode.fault
+    said = [message["content"] for message in episode.messages[1:]]
+    assert said == [ATTEMPTS[0], "done\n\nThe check failed. The files are as before; try again.", ATTEMPTS[1]]
+
+
+@needs_boxes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "text"), [("snapshot_hangs", "a snapshot did not end"), ("restore_loses", "the box has ended")]
+)
+def test_an_agent_whose_snapshots_fail(fault, text, tmp_path):
+    """The infrastructure is to blame, and the episode has no reward."""
+    plugin = FAULTY.replace("MemoryBackend()", "make_bubblewrap(BubblewrapConfig(), resources)").replace(
+        "\n\n@hookimpl",
+        "\nfrom turnwise_workspaces import make_bubblewrap, owner\n"
+        "from turnwise_workspaces.config import BubblewrapConfig\n\n\n@hookimpl",
+    )
+    if fault == "snapshot_hangs":  # with the second half of its time, 10 s, it would take so long
+        plugin += "\n\nowner.SNAPSHOT_S = -9.9\n"
+    install_plugin(tmp_path, "faulty_workspaces_plugin", plugin, entry="faulty_workspaces")
+    write_attempts(tmp_path, {"backend": {"name": "faulty", fault: True}})
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == 1, done.stderr
+    (episode,) = read_results(tmp_path / "out")
+    assert episode.fault is not None
+    assert (str(episode.status), episode.fault.owner) == ("failed", "infra"), episode.fault
+    assert text in str(episode.fault)
+
+
+def test_a_backend_without_snapshots_stops_the_run(tmp_path):
+    """Before any episode, in one line with the name of the backend."""
+    plain = FAULTY.replace("FaultyBackend(MemoryBackend(), config)", "Plain()").replace(
+        "\n\n@hookimpl",
+        "\nfrom turnwise_workspaces import Capabilities\n\n\n"
+        "class Plain(MemoryBackend):\n    capabilities = Capabilities()\n\n\n@hookimpl",
+    )
+    install_plugin(tmp_path, "faulty_workspaces_plugin", plain, entry="faulty_workspaces")
+    write_attempts(tmp_path, {"backend": "faulty"})
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == 2
+    assert "the backend 'faulty' takes no snapshots, which this run needs" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -9,33 +9,23 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources as package_files
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from turnwise import Resources
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_workspaces.box_channel import BoxChannel
+from turnwise_workspaces.box_workspace import BoxWorkspace
 from turnwise_workspaces.config import BubblewrapConfig
 from turnwise_workspaces.mounts import find_closed, is_under
 from turnwise_workspaces.ownership import LABEL, read_owner, this_process
-from turnwise_workspaces.workspace import (
-    Capabilities,
-    Command,
-    ExecResult,
-    OnOutput,
-    OnStream,
-    Orphan,
-    Workspace,
-    WorkspaceFileError,
-    WorkspaceSpec,
-)
+from turnwise_workspaces.workspace import Capabilities, Orphan, Workspace, WorkspaceSpec
 
 _MIB: Final = 2**20
 _SHOWN: Final = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
@@ -46,7 +36,7 @@ _SHOWN_IN_ETC: Final = (
 )
 _OF_NETWORK: Final = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/services")
 _CODE: Final = "/etc/turnwise"
-_MODULES: Final = ("__init__", "files", "messages", "processes", "supervisor")
+_MODULES: Final = ("__init__", "archive", "files", "messages", "processes", "supervisor")
 _START: Final = (
     f"import sys; sys.path.insert(0, {_CODE!r}); from turnwise_workspaces.box.supervisor import main; main()"
 )
@@ -60,8 +50,6 @@ _ACCOUNTS: Final = {
 }
 _FIRST_UID: Final = 61000
 _NUM_UIDS: Final = 4096
-_FILE_S: Final = 30.0
-_NO_BOUND: Final = 2**62
 _numbers: Final = itertools.count()
 
 
@@ -79,7 +67,7 @@ class BubblewrapBackend:
     config: BubblewrapConfig
     resources: Resources = field(repr=False)
 
-    capabilities = Capabilities(disk_limit=True, mounts=True, programs=True, networks=("none", "host"))
+    capabilities = Capabilities(disk_limit=True, snapshots=True, mounts=True, programs=True, networks=("none", "host"))
 
     def check(self, spec: WorkspaceSpec) -> None:
         if spec.image:
@@ -178,90 +166,11 @@ def _settings(spec: WorkspaceSpec) -> dict[str, Any]:
     }
     return {
         "folder": spec.folder,
+        "writable": [spec.folder, *spec.folders, "/tmp", "/dev/shm"],
         "environment": environment,
         "memory_bytes": spec.limits.memory_mb * _MIB,
         "processes": spec.limits.processes,
     }
-
-
-@define(eq=False)
-class BoxWorkspace:
-    """A running box."""
-
-    _channel: BoxChannel
-
-    async def listen(self) -> socket.socket:
-        return await self._channel.take_socket()
-
-    async def run(self, command: Command, on_output: OnStream) -> ExecResult:
-        whole = evolve(command, separate=True, max_output_bytes=_NO_BOUND)
-        take = cast("Callable[[str, bytes], None]", on_output)  # the supervisor names the same streams
-        return _result_of(await self._channel.ask(_header_of(whole), command.stdin, take))
-
-    async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
-        pieces: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
-        failed: list[Exception] = []
-
-        def collect(stream: str, data: bytes) -> None:
-            pieces[stream] += data
-            if on_output is not None and not failed:
-                try:
-                    on_output(data)
-                except Exception as error:  # noqa: BLE001 - raised after the command
-                    failed.append(error)
-
-        reply = await self._channel.ask(_header_of(command), command.stdin, collect)
-        if failed:
-            raise failed[0]
-        return evolve(_result_of(reply), stdout=bytes(pieces["out"]), stderr=bytes(pieces["err"]))
-
-    async def read(self, path: str, *, max_bytes: int, offset: int = 0) -> bytes:
-        return await self._use_file({"do": "read", "path": path, "max_bytes": max_bytes, "offset": offset}, max_bytes)
-
-    async def write(self, path: str, data: bytes) -> None:
-        await self._use_file({"do": "write", "path": path}, 0, data)
-
-    async def end_processes(self) -> None:
-        await self._channel.ask({"do": "end_processes"})
-
-    async def close(self) -> None:
-        self._channel.end_box()
-        await self._channel.ended.wait()
-        self._channel.close()
-
-    def kill(self) -> None:
-        self._channel.kill()
-
-    async def _use_file(self, header: dict[str, Any], max_bytes: int, data: bytes = b"") -> bytes:
-        pieces: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
-        # The reason of a failure counts as output.
-        header = {**header, "timeout_s": _FILE_S, "max_output_bytes": max_bytes + 1000, "separate": True}
-        reply = await self._channel.ask(header, data, lambda stream, piece: pieces[stream].extend(piece))
-        if reply["exit_code"] != 0:
-            reason = bytes(pieces["err"]).decode(errors="replace") or "it took too long, or was killed"
-            raise WorkspaceFileError(f"Error: cannot {header['do']} {header['path']!r}: {reason}")
-        return bytes(pieces["out"])
-
-
-def _header_of(command: Command) -> dict[str, Any]:
-    return {
-        "do": "exec",
-        "argv": list(command.argv),
-        "environment": dict(command.environment),
-        "timeout_s": command.timeout_s,
-        "max_output_bytes": command.max_output_bytes,
-        "separate": command.separate,
-    }
-
-
-def _result_of(reply: Mapping[str, Any]) -> ExecResult:
-    return ExecResult(
-        exit_code=reply["exit_code"],
-        timed_out=reply["timed_out"],
-        truncated=reply["truncated"],
-        limit=reply["limit"],
-        wall_s=reply["wall_s"],
-    )
 
 
 @frozen

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import IO, Final
 
 from attrs import define, field
 
@@ -79,13 +79,21 @@ class PassedOn(Collected):
 
 
 async def start_program(
-    arguments: Sequence[str], *, with_input: bool, variables: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    *,
+    with_input: bool,
+    variables: Mapping[str, str] | None = None,
+    source: IO[bytes] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start a program, by default with the variables of this process; `InfrastructureError` when it cannot be."""
+    """
+    Start a program, by default with the variables of this process; `InfrastructureError` when it cannot be.
+
+    Its standard input is a file, or what `communicate` feeds, or empty.
+    """
     try:
         return await asyncio.create_subprocess_exec(
             *arguments,
-            stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
+            stdin=source or (subprocess.PIPE if with_input else subprocess.DEVNULL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=variables,

@@ -22,11 +22,14 @@ from attrs import define, field
 from turnwise.errors import ConfigError, InfrastructureError, describe, is_cancelled
 from turnwise_workspaces.slots import Slot, Slots
 from turnwise_workspaces.workspace import (
+    SNAPSHOT_S,
     Command,
     ExecResult,
     OnOutput,
     OnStream,
     Programs,
+    Snapshot,
+    Snapshots,
     Workspace,
     WorkspaceBackend,
     WorkspaceFileError,
@@ -50,6 +53,7 @@ class OwnedWorkspace:
     _workspace: Workspace
     _grace_s: float
     _lost: InfrastructureError | None = field(default=None, init=False)
+    _snapshots: set[Snapshot] = field(factory=set, init=False)
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
         """Run a command; what `on_output` raises first is raised after the command, and is no loss."""
@@ -82,6 +86,24 @@ class OwnedWorkspace:
         call = lambda: self._programs.run(command, on_output)  # noqa: E731 - it has one use
         return await self._guard(call, command.timeout_s + self._grace_s, "a program")
 
+    async def snapshot(self) -> Snapshot:
+        """Keep the files as they are now, as `Snapshots.snapshot` says."""
+        taken = await self._guard(self._with_snapshots.snapshot, SNAPSHOT_S + self._grace_s, "a snapshot")
+        self._snapshots.add(taken)
+        return taken
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Bring back the files of a snapshot, as `Snapshots.restore` says."""
+        self._check_snapshot(snapshot)
+        call = lambda: self._with_snapshots.restore(snapshot)  # noqa: E731 - it has one use
+        await self._guard(call, SNAPSHOT_S + self._grace_s, "a restoration")
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot."""
+        self._check_snapshot(snapshot)
+        self._snapshots.discard(snapshot)
+        await self._guard(lambda: self._with_snapshots.drop(snapshot), _FILE_S, "the end of a snapshot")
+
     async def end_processes(self) -> None:
         await self._guard(self._workspace.end_processes, _FILE_S, "the end of the processes")
 
@@ -95,6 +117,17 @@ class OwnedWorkspace:
     def _programs(self) -> Programs:
         assert isinstance(self._workspace, Programs), "the backend has the capability"
         return self._workspace
+
+    @property
+    def _with_snapshots(self) -> Snapshots:
+        if not isinstance(self._workspace, Snapshots):
+            raise ConfigError("the backend of the workspaces takes no snapshots")
+        return self._workspace
+
+    def _check_snapshot(self, snapshot: Snapshot) -> None:
+        """Raise `ValueError` for a mistake of the caller, which is no loss of the workspace."""
+        if snapshot not in self._snapshots:
+            raise ValueError("the workspace has no such snapshot: it is of another one, or was dropped")
 
     async def _guard(self, call: Callable[[], Awaitable[T]], timeout_s: float, what: str) -> T:
         if self._lost is not None:

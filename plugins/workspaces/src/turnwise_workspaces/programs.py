@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from attrs import define
 
 from turnwise import Episode, Resources
-from turnwise.errors import ConfigError, PluginError
+from turnwise.errors import ConfigError
 from turnwise_workspaces.config import WorkspaceConfig
 from turnwise_workspaces.owner import OwnedWorkspace
-from turnwise_workspaces.use import WorkspaceUse, find_tools, make_use
+from turnwise_workspaces.use import EpisodeWorkspaces, WorkspaceUse, find_tools, make_use
 
 
 @define(eq=False)
@@ -36,10 +36,7 @@ class ProgramWorkspaces:
             InfrastructureError: it does not start.
         """
         if self.tool:
-            session = await episode.open_tool(self.tool)
-            if not isinstance(session, OwnedWorkspace):
-                raise PluginError(f"tool {self.tool!r} is wrapped, and its session is no workspace: {session!r}")
-            yield session
+            yield await EpisodeWorkspaces(self.use, self.tool).open(episode)
         else:
             async with self.use.workspace(episode.task) as workspace:
                 yield workspace

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import structlog
 from attrs import define
 
-from turnwise import Resources, Task
-from turnwise.errors import ConfigError, InfrastructureError
+from turnwise import Episode, Resources, Task
+from turnwise.errors import ConfigError, InfrastructureError, PluginError
 from turnwise_workspaces.backends import build_backend
 from turnwise_workspaces.config import WorkspaceConfig
 from turnwise_workspaces.mounts import check_mounts
@@ -100,6 +100,52 @@ def find_tools(resources: Resources) -> tuple[WorkspaceUse, str] | None:
     if len(found) > 1:
         raise ConfigError("the run has the tools 'workspace' more than once")
     return next(iter(found.items()), None)
+
+
+@define(eq=False)
+class EpisodeWorkspaces:
+    """
+    The workspaces of episodes, which an agent or a reward shares with the tools of the run.
+
+    Attributes:
+        use: the workspaces.
+        tool: name of a tool that opens them.
+    """
+
+    use: WorkspaceUse
+    tool: str
+
+    async def open(self, episode: Episode) -> OwnedWorkspace:
+        """
+        Return the workspace of an episode, which ends when the tools are released; it starts now if no call has come.
+
+        Raises:
+            InfrastructureError: it does not start.
+            PluginError: the tool is wrapped, so that its session is something else.
+        """
+        session = await episode.open_tool(self.tool)
+        if not isinstance(session, OwnedWorkspace):
+            raise PluginError(f"tool {self.tool!r} is wrapped, and its session is no workspace: {session!r}")
+        return session
+
+
+def find_workspaces(resources: Resources, *, snapshots: bool = False) -> EpisodeWorkspaces:
+    """
+    Return the workspaces of a run, for an agent or a reward to ask for when it is built, before any episode.
+
+    Args:
+        resources: of the run.
+        snapshots: they must have the methods of `Snapshots`.
+
+    Raises:
+        ConfigError: the run has no tools `workspace`, or their backend takes no snapshots.
+    """
+    if (found := find_tools(resources)) is None:
+        raise ConfigError("the run has no tools 'workspace'; add them to 'tools'")
+    use, tool = found
+    if snapshots and not use.owner.backend.capabilities.snapshots:
+        raise ConfigError(f"the backend {use.config.backend.name!r} takes no snapshots, which this run needs")
+    return EpisodeWorkspaces(use, tool)
 
 
 def make_use(config: WorkspaceConfig, resources: Resources) -> WorkspaceUse:

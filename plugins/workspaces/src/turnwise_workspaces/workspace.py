@@ -11,7 +11,7 @@ A backend starts them. The kind of part is `workspaces`; a plugin registers a ba
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, Literal, Protocol, get_args, runtime_checkable
 
 from attrs import field, frozen, validators
@@ -21,6 +21,8 @@ from turnwise import Registry
 from turnwise.errors import ToolError
 
 DEFAULT_OUTPUT_BYTES: Final = 2**20
+SNAPSHOT_S: Final = 60.0
+"""Seconds that a snapshot may take until what the agent left counts as too much."""
 
 
 class WorkspaceFileError(ToolError):
@@ -174,15 +176,65 @@ class Workspace(Protocol):
         """Begin to end the workspace, without waiting, from any thread; it never raises."""
 
 
+@frozen(kw_only=True)
+class Snapshot:
+    """
+    The files of a workspace as they were at a moment; only that workspace can use it, until it ends.
+
+    Attributes:
+        workspace: name of the workspace.
+        name: of the snapshot in it.
+    """
+
+    workspace: str
+    name: str
+
+
 @runtime_checkable
 class Snapshots(Protocol):
-    """Optional methods of a workspace whose backend has the capability `snapshots`."""
+    """
+    Optional methods of a workspace whose backend has the capability `snapshots`.
 
-    async def snapshot(self) -> str:
-        """Keep the files as they are now, and return a name for them."""
+    A snapshot has the files that the agent's processes can write, with contents, modes, times of change, links and
+    empty folders, and without sockets. It has no processes. The variables of commands are those of the specification
+    before and after.
+    """
 
-    async def restore(self, name: str) -> None:
-        """Kill every process, and bring back the files of a snapshot."""
+    async def snapshot(self) -> Snapshot:
+        """
+        Keep the files as they are now.
+
+        Processes that run pause meanwhile; a command that starts meanwhile may or may not have changed what is kept.
+        Snapshots take memory or disk until `drop` or the end of the workspace.
+
+        Raises:
+            WorkspaceFileError: what the agent left cannot be copied, or takes more than `SNAPSHOT_S` seconds.
+        """
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """
+        Kill every process, and bring back the files of a snapshot, as often as wished.
+
+        A command that runs has a result. No command may start until this has ended. The sockets of `Programs.listen`
+        may end.
+
+        Raises:
+            ValueError: this workspace has no such snapshot.
+        """
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """
+        Remove a snapshot.
+
+        Raises:
+            ValueError: this workspace has no such snapshot.
+        """
+
+
+def check_snapshot(snapshot: Snapshot, workspace: str, known: Container[str]) -> None:
+    """Raise `ValueError` unless a snapshot is one of the known ones of a workspace."""
+    if snapshot.workspace != workspace or snapshot.name not in known:
+        raise ValueError("the workspace has no such snapshot: it is of another one, or was dropped")
 
 
 @runtime_checkable

@@ -101,7 +101,7 @@ KINDS: Final[Mapping[str, str]] = {
     "task_sources": "task_source:TASK_SOURCES",
     "tools": "tool:TOOLS",
     "weight_transports": "transport:WEIGHT_TRANSPORTS",
-    "workspaces": "workspace_data:WORKSPACES",
+    "workspaces": "workspace_snapshots:WORKSPACES",
 }
 """
 The kinds whose parts are checked in the same way: module and name of their `PartChecks`, imported on demand, because

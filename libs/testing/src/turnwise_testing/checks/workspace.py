@@ -2,7 +2,8 @@
 Requirements of every backend of workspaces, as plain functions without pytest.
 
 A check takes a `WorkspaceProbe` and raises `AssertionError` with a text that describes the failure. Of the image the
-checks use a POSIX shell with `cat`, `grep`, `head`, `sleep`, `tr` and `wc`.
+checks use a POSIX shell with `cat`, `grep`, `head`, `sleep`, `tr` and `wc`, and for snapshots the usual programs for
+files with `cksum`, `mkfifo`, `readlink`, `stat` and `tar`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 
 from attrs import define, evolve, field, frozen
@@ -13,12 +14,14 @@ from turnwise_workspaces import (
     Command,
     ExecResult,
     Orphan,
+    Snapshot,
+    Snapshots,
     Workspace,
     WorkspaceBackend,
     WorkspaceFileError,
     WorkspaceSpec,
 )
-from turnwise_workspaces.workspace import OnOutput
+from turnwise_workspaces.workspace import OnOutput, check_snapshot
 
 
 @define(eq=False)
@@ -33,7 +36,7 @@ class MemoryBackend:
 
     running: set[MemoryWorkspace] = field(factory=set, init=False)
     num_started: int = field(default=0, init=False)
-    capabilities = Capabilities()
+    capabilities = Capabilities(snapshots=True)
 
     def check(self, spec: WorkspaceSpec) -> None:
         """Every specification is fulfilled."""
@@ -58,6 +61,8 @@ class MemoryWorkspace:
 
     _backend: MemoryBackend
     _files: dict[str, bytes]
+    _name: str = field(factory=lambda: uuid.uuid4().hex, init=False)
+    _kept: dict[str, dict[str, bytes]] = field(factory=dict, init=False)
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
         await asyncio.sleep(0)
@@ -79,6 +84,22 @@ class MemoryWorkspace:
 
     async def end_processes(self) -> None:
         self._check()
+
+    async def snapshot(self) -> Snapshot:
+        self._check()
+        taken = Snapshot(workspace=self._name, name=uuid.uuid4().hex)
+        self._kept[taken.name] = dict(self._files)
+        return taken
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        self._check()
+        check_snapshot(snapshot, self._name, self._kept)
+        self._files = dict(self._kept[snapshot.name])
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        self._check()
+        check_snapshot(snapshot, self._name, self._kept)
+        del self._kept[snapshot.name]
 
     async def close(self) -> None:
         self.kill()
@@ -102,6 +123,8 @@ class Faults:
         exec_hangs: commands do not end.
         exec_loses: the workspace goes away during a command.
         exec_raises: a command raises an error that no backend should.
+        snapshot_hangs: snapshots do not end.
+        restore_loses: the workspace goes away during a restoration.
         close_fails: the end of a workspace fails, and leaves it running.
         close_hangs: the end of a workspace does not end.
     """
@@ -111,6 +134,8 @@ class Faults:
     exec_hangs: bool = False
     exec_loses: bool = False
     exec_raises: bool = False
+    snapshot_hangs: bool = False
+    restore_loses: bool = False
     close_fails: bool = False
     close_hangs: bool = False
 
@@ -133,11 +158,25 @@ class PassingWorkspace:
     async def end_processes(self) -> None:
         await self.inner.end_processes()
 
+    async def snapshot(self) -> Snapshot:
+        return await self._snapshots.snapshot()
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        await self._snapshots.restore(snapshot)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        await self._snapshots.drop(snapshot)
+
     async def close(self) -> None:
         await self.inner.close()
 
     def kill(self) -> None:
         self.inner.kill()
+
+    @property
+    def _snapshots(self) -> Snapshots:
+        assert isinstance(self.inner, Snapshots), "the backend has the capability"
+        return self.inner
 
 
 @define(eq=False)
@@ -148,7 +187,7 @@ class PassingBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return evolve(self.inner.capabilities, programs=False)  # its workspaces pass on no more than `Workspace`
+        return evolve(self.inner.capabilities, programs=False)  # its workspaces do not pass them on
 
     def check(self, spec: WorkspaceSpec) -> None:
         self.inner.check(spec)
@@ -206,6 +245,16 @@ class _FaultyWorkspace(PassingWorkspace):
         if self.faults.exec_loses:
             await self.inner.close()
         return await self.inner.exec(command, on_output)
+
+    async def snapshot(self) -> Snapshot:
+        if self.faults.snapshot_hangs:
+            await asyncio.Event().wait()
+        return await super().snapshot()
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        if self.faults.restore_loses:
+            await self.inner.close()
+        await super().restore(snapshot)
 
     async def close(self) -> None:
         if self.faults.close_hangs:

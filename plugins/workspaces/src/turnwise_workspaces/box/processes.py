@@ -18,12 +18,17 @@ def other_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
 
+def signal_all(number: signal.Signals) -> None:
+    """Send a signal to every process of the box but this one."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, number)
+
+
 def kill_all() -> None:
     """Kill every process of the box but this one."""
     end = time.monotonic() + _KILL_S  # one that waits for a device dies later
     while time.monotonic() < end:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        signal_all(signal.SIGKILL)
         if all(is_dead(pid) for pid in other_pids()):
             return
         time.sleep(0.001)

@@ -17,9 +17,10 @@ import socket
 import time
 from typing import Any
 
+from turnwise_workspaces.box.archive import use_archive
 from turnwise_workspaces.box.files import use_file
 from turnwise_workspaces.box.messages import Decoder, encode
-from turnwise_workspaces.box.processes import hide, kill_all, kill_tree, memory_of, other_pids
+from turnwise_workspaces.box.processes import hide, kill_all, kill_tree, memory_of, other_pids, signal_all
 
 WATCH_S = 0.1
 """Seconds between two measurements of memory and processes."""
@@ -47,6 +48,7 @@ class Job:
         self.has_ended = False
         self.timed_out = self.truncated = self.cancelled = False
         self.limit = ""
+        self.snapshot: int | None = header["snapshot"] if header["do"] == "snapshot" else None
 
 
 class Supervisor:
@@ -54,7 +56,8 @@ class Supervisor:
     Serves one box.
 
     Args:
-        settings: `folder`, `environment`, `memory_bytes`, `processes` and `door`, the descriptor of a socket.
+        settings: `folder`, `writable` with all folders that the agent can write, `environment`, `memory_bytes`,
+            `processes` and `door`, the descriptor of a socket.
         control: descriptors of the requests and of the replies.
     """
 
@@ -63,6 +66,7 @@ class Supervisor:
         self.requests, self.replies = control
         self.jobs: dict[int, Job] = {}
         self.left: list[int] = []  # outputs that processes in the background still hold
+        self.snapshots: dict[int, int] = {}  # descriptors of files in memory, which end with this process
         self.decoder = Decoder()
         self.next_watch = 0.0
         self.wakeup, self.signalled = os.pipe()
@@ -124,7 +128,12 @@ class Supervisor:
         elif what == "listen":
             self.listen()
             self.send({"id": number, "done": True})
+        elif what == "drop":
+            self.drop(header["snapshot"])
+            self.send({"id": number, "done": True})
         else:
+            if what == "restore":
+                kill_all()
             job = Job(number, header, payload if what == "exec" else b"")
             self.jobs[number] = job
             try:
@@ -140,9 +149,17 @@ class Supervisor:
             made.listen(_BACKLOG)
             socket.send_fds(door, [b"."], [made.fileno()])
 
+    def drop(self, snapshot: int) -> None:
+        """Remove a snapshot, if there is one: a file for it may have been one too many."""
+        if (fd := self.snapshots.pop(snapshot, None)) is not None:
+            os.close(fd)
+
     # Processes
 
     def start(self, job: Job, header: dict[str, Any], payload: bytes) -> None:
+        if job.snapshot is not None:
+            self.snapshots[job.snapshot] = os.memfd_create("snapshot", os.MFD_CLOEXEC)
+            signal_all(signal.SIGSTOP)  # so that what is copied is the state of one moment
         stdin, job.input = os.pipe()
         out, stdout = os.pipe()
         err, stderr = os.pipe() if header.get("separate") else (-1, stdout)
@@ -165,11 +182,18 @@ class Supervisor:
             os.setsid()
             for target, fd in enumerate(streams):
                 os.dup2(fd, target)
-            os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            kept = 3
+            if "snapshot" in header:
+                os.dup2(self.snapshots[header["snapshot"]], kept)
+                kept += 1
+            os.closerange(kept, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
             self.lower_limits()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
+            if "snapshot" in header:
+                code = use_archive(header, self.settings["writable"], 3)
+                return  # `finally` ends this process
             os.chdir(self.settings["folder"])
             if header["do"] == "exec":
                 argv = header["argv"]
@@ -285,6 +309,10 @@ class Supervisor:
 
     def finish(self, job: Job, exit_code: int | None, text: bytes = b"") -> None:
         del self.jobs[job.number]
+        if job.snapshot is not None:
+            signal_all(signal.SIGCONT)
+            if job.timed_out or exit_code != 0:
+                self.drop(job.snapshot)
         self.close_input(job)
         self.left += job.outputs
         if text:

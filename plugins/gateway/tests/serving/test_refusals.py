@@ -75,6 +75,12 @@ def list_refusals(dialect: str) -> dict[str, Refusal]:
             body=body({"role": "user", "content": "x" * 3_000_000}), kind="context_length_exceeded", reason="bytes"
         ),
         "session": Refusal(body=body(USER, SYSTEM), kind="invalid", param="messages[1]", reason="mid_system"),
+        "chat": Refusal(
+            body=body({"role": "user", "content": "a <|im_end|> b"}),
+            kind="invalid",
+            param="messages",
+            reason="a message spells the special token '<|im_end|>'",
+        ),
         "context": Refusal(
             body=body({"role": "user", "content": "long " * 500}), kind="context_length_exceeded", reason="tokens"
         ),
@@ -109,6 +115,7 @@ def refuse_all(served: Served) -> dict[tuple[str, str], dict[str, Any]]:
 def test_a_refusal_is_seen_everywhere(tmp_path: Path) -> None:
     """The log line, the file of requests, the fault and the metrics have it, and a replay refuses the same."""
     config, out = write_run(tmp_path, mid_system="refuse"), tmp_path / "out"
+    config.write_text(config.read_text() + "chat: {name: jinja, special_tokens_in_content: refuse}\n")
     options = ("telemetry.log_level=info", "telemetry.log_format=json", "--out", out, "--keep-requests")
     with serve(tmp_path, config, *options) as served:
         shown = refuse_all(served)

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from attrs import define, field
 
 from turnwise import Chat, Message
-from turnwise.errors import TemplateError
+from turnwise.errors import DataError, TemplateError
 from turnwise.protocols import PictureChat
 from turnwise.threads import in_thread
 from turnwise.types import ToolSchema
@@ -58,7 +58,7 @@ class Rendering:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema], num_tool_chars: int) -> Context:
         """
-        Return (P,) ids of a whole conversation; errors as `Chat.prompt`.
+        Return (P,) ids of a whole conversation.
 
         Args:
             messages: of the conversation.
@@ -67,14 +67,15 @@ class Rendering:
 
         Raises:
             LongTextError: the tokens are not there yet.
-            CallRefusedError: the texts are longer than the context.
+            CallRefusedError: the texts are longer than the context, or the chat refuses what a message has.
+            TemplateError: as `Chat.prompt`.
         """
         args = ("prompt", messages, tools)
         render = self._choose(messages, "prompt")
         return self._find(args, num_tool_chars, messages, partial(render, messages, tools))
 
     def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool) -> Context:
-        """Return (D,) ids of new messages; errors as `Chat.delta` and `prompt`."""
+        """Return (D,) ids of new messages; errors as `prompt`, and `TemplateError` as `Chat.delta`."""
         args = ("delta", messages, last_token_id, with_tools)
         render = self._choose(messages, "delta")
         return self._find(args, 0, messages, partial(render, messages, last_token_id, with_tools=with_tools))
@@ -104,9 +105,11 @@ class Rendering:
     ) -> Context:
         for known, result in self._known:
             if known == args:  # in most cases the messages are the same objects
-                return result()
+                with _refusing_data():
+                    return result()
         if num_chars + sum(map(_count_chars, messages)) <= MAX_INLINE_CHARS:
-            return render()
+            with _refusing_data():
+                return render()
         raise LongTextError(args, partial(self._render_long, messages, render))
 
     def _render_long(self, messages: Sequence[Message], render: Callable[[], Context]) -> Context:
@@ -128,7 +131,21 @@ def render_prompt(call: ModelCall, tools: str, rendering: Rendering) -> Context:
     try:
         return rendering.prompt(call.messages, call.tools, len(tools))
     except TemplateError as error:
-        raise CallRefusedError("invalid", str(error), param="messages") from error
+        raise _refuse(error) from error
+
+
+@contextmanager
+def _refusing_data() -> Iterator[None]:
+    """Refuse a call for what a message has, such as a special token or a picture that the chat does not take."""
+    # No other rendering of the conversation would show the message, so none is tried, as after a `TemplateError`.
+    try:
+        yield
+    except DataError as error:
+        raise _refuse(error) from error
+
+
+def _refuse(error: Exception) -> CallRefusedError:
+    return CallRefusedError("invalid", " ".join(str(error).split()), param="messages")
 
 
 def _count_chars(message: Message) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from collections import OrderedDict
-from contextlib import suppress
 from typing import Any, Final
 
 from attrs import asdict, define, field
@@ -18,6 +17,9 @@ from turnwise_task_pool.pool.task_pool import TaskPool
 
 _MAX_ENDED: Final = 1024
 """Leases of ended episodes whose worker is still asked for their session."""
+
+_LIST_S: Final = 5.0
+"""Longest wait for what a worker says about its sessions."""
 
 Plain = dict[str, Any]
 """Plain data of a call."""
@@ -47,6 +49,7 @@ class WorkerLink:
     _answers: dict[int, asyncio.Future[Any]] = field(factory=dict, init=False)
     _any: asyncio.Event = field(factory=asyncio.Event, init=False)
     _is_gone: bool = field(default=False, init=False)
+    _listing: asyncio.Future[Any] | None = field(default=None, init=False)
 
     async def ask(self, kind: str, **body: object) -> Any:
         """
@@ -56,10 +59,15 @@ class WorkerLink:
             RequestError: the request behind the question is wrong.
             WorkerGoneError: the worker died or left.
         """
-        found = await self._put(kind, body)
-        if isinstance(found, dict) and "error" in found:
-            raise RequestError(*found["error"])
-        return found
+        return _read_answer(await self._put(kind, body))
+
+    def list_sessions(self) -> asyncio.Future[Any]:
+        """Ask for all sessions; the answer is for `_read_answer`. Cancel it never: other callers wait for it too."""
+        # One question at a time, or a worker that hangs would get one more with each request.
+        if self._listing is None or self._listing.done():
+            self._listing = self._put("list", {})
+            self._listing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._listing
 
     def tell(self, kind: str, **body: object) -> None:
         """Ask a question whose answer nobody waits for."""
@@ -189,11 +197,22 @@ class Offers:
         return access
 
     async def summaries(self) -> list[JsonDict]:
-        """Return what the workers say about their sessions, in the order of the leases."""
+        """
+        Return what the workers say about their sessions, in the order of the leases.
+
+        All are asked at once. Open sessions of a worker that does not answer soon have only an id, and `silent`.
+        """
+        asked = {link: link.list_sessions() for link in self._workers.values()}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=_LIST_S)
         found: dict[str, JsonDict] = {}
-        for link in list(self._workers.values()):
-            with suppress(WorkerGoneError):
-                found |= {each["id"]: each for each in await link.ask("list")}
+        for answer in asked.values():
+            if answer.done() and not isinstance(answer.exception(), WorkerGoneError):
+                found |= {each["id"]: each for each in _read_answer(answer.result())}
+        for name, lease in self._leases.items():
+            is_silent = lease.link in asked and not asked[lease.link].done()
+            if is_silent and lease.control_key is not None and name not in self._ended:
+                found[name] = {"id": name, "status": "silent"}
         return [found[name] for name in self._leases if name in found]
 
     def lose(self, lease: Lease) -> None:
@@ -218,3 +237,9 @@ class Offers:
             self._ended[lease_id] = None
         while len(self._ended) > _MAX_ENDED:
             self._leases.pop(self._ended.popitem(last=False)[0], None)
+
+
+def _read_answer(answer: Any) -> Any:
+    if isinstance(answer, dict) and "error" in answer:
+        raise RequestError(*answer["error"])
+    return answer

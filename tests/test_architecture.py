@@ -68,6 +68,7 @@ PUBLIC = (
     "record",
     "report",
     "sampling",
+    "showing",
     "sized_cache",
     "task_tools",
     "terminal",

@@ -15,6 +15,7 @@ from turnwise.batch.rollout_batch import collate
 from turnwise.errors import BoundaryError, ConfigError, DataError, PluginError, TurnwiseError
 from turnwise.media import Picture, find_picture, picture_part
 from turnwise.messages import text_of_result
+from turnwise.showing import show_pictures
 from turnwise.types import MediaTokens, PlacedPicture
 from turnwise_conversions.hf_dataset import rows_of
 from turnwise_gateway.server.mcp import _call_tool
@@ -23,7 +24,6 @@ from turnwise_result_files.episode_rows import rows_of as file_rows
 from turnwise_result_files.media import DECLARATION
 from turnwise_simulated_users.model_user import _text_of
 from turnwise_testing.inputs.small_episodes import episode, trajectory
-from turnwise_tool_agent.pictures import show_pictures
 from turnwise_trl_bridge.worker import build_samples
 from turnwise_verl_bridge.rows import check_trainable, to_queue_rows
 from turnwise_viewer.case_source import write_case
@@ -98,7 +98,7 @@ def test_agents_of_texts():
 def test_a_chat_of_texts():
     """A chat of a plugin may have no pictures."""
     with pytest.raises(ConfigError, match="tool 'camera' returned pictures, and the chat object takes none"):
-        show_pictures("", (CAT,), object(), "camera")  # type: ignore[arg-type]
+        show_pictures("", (CAT,), object(), "tool 'camera'")  # type: ignore[arg-type]
 
 
 def test_a_tool_is_at_fault_for_its_picture():
@@ -113,7 +113,7 @@ def test_a_tool_is_at_fault_for_its_picture():
             raise DataError(f"picture {picture.key[:4]} is broken")
 
     with pytest.raises(BoundaryError, match="is broken") as caught:
-        show_pictures("", (CAT,), Strict(), "camera")  # type: ignore[arg-type]
+        show_pictures("", (CAT,), Strict(), "tool 'camera'")  # type: ignore[arg-type]
     assert caught.value.owner == "tool"
 
 

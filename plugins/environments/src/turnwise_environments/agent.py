@@ -25,13 +25,15 @@ from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, Task, ToolCall
 from turnwise.errors import BudgetExhausted, ConfigError, ToolError
-from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop, text_of_result
+from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop
 from turnwise.naming import name_calls
+from turnwise.protocols import PictureChat
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_environments.config import EnvironmentConfig
 from turnwise_environments.discovery import find_factory
 from turnwise_environments.live import EnvironmentFailedError, LiveEnvironment
 from turnwise_environments.protocol import Action, Observation, Turn
+from turnwise_environments.shown import Content, join_contents, show_observation, show_result
 
 ACTING: Final = "acting"
 """The state in which the environment takes a step."""
@@ -55,6 +57,9 @@ class EnvironmentAgent:
         if resources.chat is None:
             raise ConfigError("agent 'environment' writes prompts: the run needs a model with a chat template")
         self._config, self._resources, self._chat = config, resources, resources.chat
+        chat = resources.chat
+        self._render = chat.picture_prompt if isinstance(chat, PictureChat) else chat.prompt
+        self._append = chat.picture_delta if isinstance(chat, PictureChat) else chat.delta
         self._build = find_factory(config, resources.find_code)
         sample = self._build()
         self.resumable = bool(getattr(sample, "repeatable", False))
@@ -97,25 +102,26 @@ class EnvironmentAgent:
         live = self._new(episode)
         observation = await live.reset(episode.task, self._seed_of(episode.task))
         self._check_parser(live.tools or self._resources.tools)
-        episode.messages[:] = self._write_prompt(episode.messages, observation)
+        shown = show_observation(observation, self._chat, live.name)
+        episode.messages[:] = self._write_prompt(episode.messages, observation, shown)
         episode.memory.update(turns=0, turn={}, actions=[])
         episode.memory[SCORE_KEY] = {"turns": []}
-        encode = partial(self._chat.prompt, episode.messages, (*live.tools, *self._resources.tool_schemas))
+        encode = partial(self._render, episode.messages, (*live.tools, *self._resources.tool_schemas))
         episode.begin(await encode_beside_loop(episode.messages, encode))
         return State.GENERATING
 
-    def _write_prompt(self, messages: Sequence[Message], observation: Observation) -> list[Message]:
+    def _write_prompt(self, messages: Sequence[Message], observation: Observation, shown: Content) -> list[Message]:
         prompt = list(observation.messages or messages)
         if self._config.system_prompt and prompt[0].get("role") != "system":
             prompt.insert(0, {"role": "system", "content": self._config.system_prompt})
-        if observation.messages or not observation.text:
+        if observation.messages or not shown:
             return prompt
         last = prompt[-1]
-        if last.get("role") == "user" and isinstance(last["content"], str):
+        if last.get("role") == "user":
             # Many chat templates refuse two messages of the user in a row.
-            prompt[-1] = {**last, "content": f"{last['content']}\n\n{observation.text}".strip()}
+            prompt[-1] = {**last, "content": join_contents(last["content"], shown)}
         else:
-            prompt.append({"role": "user", "content": observation.text})
+            prompt.append({"role": "user", "content": shown})
         return prompt
 
     async def _generate(self, episode: Episode) -> State | str:
@@ -166,7 +172,7 @@ class EnvironmentAgent:
         # `observe` raises when there is no room, before the messages are changed.
         has_tools = bool(live.tools or self._resources.tool_schemas)
         last_token_id = int(episode.trajectory.input_ids[-1])
-        encode = partial(self._chat.delta, messages, last_token_id, with_tools=has_tools)
+        encode = partial(self._append, messages, last_token_id, with_tools=has_tools)
         episode.observe(await encode_beside_loop(messages, encode))
         episode.messages.extend(messages)
         return State.GENERATING
@@ -183,7 +189,10 @@ class EnvironmentAgent:
         self, episode: Episode, live: LiveEnvironment, action: Action | Turn
     ) -> tuple[Sequence[Message], Observation]:
         observation = await self._apply(episode, live, action)
-        return observation.messages or ({"role": "user", "content": observation.text},), observation
+        if observation.ends:  # which the model does not see
+            return (), observation
+        shown = show_observation(observation, self._chat, live.name)
+        return observation.messages or ({"role": "user", "content": shown},), observation
 
     async def _run_calls(
         self, episode: Episode, live: LiveEnvironment, calls: Sequence[Mapping[str, Any]]
@@ -191,26 +200,27 @@ class EnvironmentAgent:
         """Run the calls in order, up to one that ends the environment or the episode."""
         messages: list[Message] = []
         observation = Observation()
+        shown: Content
         names = {schema["function"]["name"] for schema in live.tools}
         for noted in calls:
             call = _read_call(noted)
             answers: Sequence[Message] = ()
             if call.name in names:
                 observation = await self._call_environment(episode, live, call)
-                text, answers = observation.text, observation.messages
+                if observation.ends:
+                    break
+                shown, answers = show_observation(observation, self._chat, live.name), observation.messages
             elif call.error or call.name in self._resources.tools:
                 result = await episode.call_tool(call)
-                text = text_of_result(result, "environment")
                 if result.ends_episode:
                     _end(episode.memory, "tool")
                     break
+                shown = show_result(result, self._chat, call.name or UNNAMED_CALL)
             else:
                 known = ", ".join([*names, *self._resources.tools]) or "none"
-                text = f"Error: there is no tool {call.name[:64]!r}; the tools are: {known}"
+                shown = f"Error: there is no tool {call.name[:64]!r}; the tools are: {known}"
             name = call.name or UNNAMED_CALL
-            messages += answers or [{"role": "tool", "tool_call_id": noted["id"], "name": name, "content": text}]
-            if observation.ends:
-                break
+            messages += answers or [{"role": "tool", "tool_call_id": noted["id"], "name": name, "content": shown}]
         return messages, observation
 
     async def _call_environment(self, episode: Episode, live: LiveEnvironment, call: ToolCall) -> Observation:

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from attrs import field, frozen
 
 from turnwise import Message, Task, ToolCall
+from turnwise.media import Picture
 
 
 @frozen(kw_only=True)
@@ -46,6 +47,14 @@ def _text(value: object) -> str:
     return value.encode(errors="replace").decode()  # a lone surrogate has no tokens
 
 
+def _pictures(pictures: Sequence[Picture]) -> tuple[Picture, ...]:
+    for picture in pictures:
+        if not isinstance(picture, Picture):
+            kind = type(picture).__name__
+            raise TypeError(f"a picture of an observation must be one of turnwise.media.read_picture, got {kind}")
+    return tuple(pictures)
+
+
 def _messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     for message in messages:
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
@@ -64,18 +73,20 @@ class Observation:
 
     Attributes:
         text: for the model: a message of the user, or the response to the call of a tool.
-        messages: in place of `text`, for answers of another form. At the reset they are the whole prompt, in place of
-            the task's messages; only there may the assistant speak.
+        pictures: that the model sees behind the text; `turnwise.media.read_picture` makes one of the bytes of a file.
+        messages: in place of both, for answers of another form. At the reset they are the whole prompt, in place of the
+            task's messages; only there may the assistant speak.
         reward: of the action.
         done: the environment has ended; the model does not see this observation.
         truncated: it has ended at its own limit, and not by its rules.
         metrics: numbers of this step, which are added up in the episode's metrics as `environment/NAME`.
 
     Raises:
-        ValueError, TypeError: a reward is not finite, a text is not a string, or a message has another role.
+        ValueError, TypeError: a reward is not finite, a text or a picture is none, or a message has another role.
     """
 
     text: str = field(default="", converter=_text)
+    pictures: tuple[Picture, ...] = field(default=(), converter=_pictures)
     messages: tuple[Message, ...] = field(default=(), converter=_messages)
     reward: float = field(default=0.0, converter=_finite)
     done: bool = field(default=False, converter=bool)

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from turnwise.errors import ToolError, describe
+from turnwise.errors import DataError, ToolError, describe
+from turnwise.media import decode_picture, read_picture
 from turnwise.threads import in_thread
 from turnwise.types import Task, ToolCall
 from turnwise_testing.checks.check import Check, register
@@ -68,9 +69,24 @@ def check_has_the_methods(probe: EnvironmentProbe) -> None:
 async def check_starts_with_an_observation(probe: EnvironmentProbe) -> None:
     """`reset` returns something to read, without a reward and without the end."""
     first = (await _play(probe, 0))[0]
-    expect(bool(first["text"] or first["messages"]), "the first observation is empty")
+    expect(bool(first["text"] or first["pictures"] or first["messages"]), "the first observation is empty")
     expect(first["reward"] == 0.0, f"reset returned a reward: {first}")
     expect(not first["ends"], f"reset returned the end: {first}")
+
+
+@_check
+async def check_pictures_can_be_shown(probe: EnvironmentProbe) -> str | None:
+    """A picture of an observation is a whole file of a known type, upright, and no animation."""
+    seen = await _play(probe, len(probe.episode))
+    shown = [(number, data) for number, each in enumerate(seen) for data in each["pictures"]]
+    if not shown:
+        return "no observation of the episode has pictures"
+    for number, data in shown:
+        try:
+            decode_picture(read_picture(data))
+        except DataError as error:
+            raise AssertionError(f"observation {number}: {error}") from error
+    return None
 
 
 @_check
@@ -186,13 +202,14 @@ async def call(function: Callable[..., Any], *arguments: object) -> Any:
 def _plain(value: Any) -> Mapping[str, Any]:
     """Check an observation, and return it as plain values."""
     if isinstance(value, str):
-        return {"text": value, "messages": (), "reward": 0.0, "ends": False}
+        return {"text": value, "pictures": (), "messages": (), "reward": 0.0, "ends": False}
     missing = [name for name in ("text", "messages", "reward", "done", "truncated") if not hasattr(value, name)]
     expect(not missing, f"{value!r} is no observation: it has no {', '.join(missing)}")
     expect(isinstance(value.text, str), f"the text of an observation is {value.text!r}")
     expect(math.isfinite(value.reward), f"the reward of an observation is {value.reward!r}")
     return {
         "text": value.text,
+        "pictures": tuple(picture.data for picture in getattr(value, "pictures", ())),
         "messages": tuple(value.messages),
         "reward": value.reward,
         "ends": bool(value.done or value.truncated),

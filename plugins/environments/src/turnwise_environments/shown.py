@@ -1,0 +1,48 @@
+"""What the model reads of an observation: a text, or the parts of one with pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise import Chat, ToolResult
+from turnwise.showing import check_shown, show_pictures
+from turnwise_environments.protocol import Observation
+
+Content = str | Sequence[Any]
+"""Of a message."""
+
+
+def show_observation(observation: Observation, chat: Chat, environment: str) -> Content:
+    """Return the content of an observation, and check the pictures of its messages; errors as in `show_pictures`."""
+    source = f"environment {environment!r}"
+    check_shown(observation.messages, chat, source)
+    if not observation.pictures:
+        return observation.text
+    return show_pictures(observation.text, observation.pictures, chat, source)
+
+
+def show_result(result: ToolResult, chat: Chat, tool: str) -> Content:
+    """Return the content of the result of one of the run's own tools; errors as in `show_pictures`."""
+    return show_pictures(result.text, result.pictures, chat, f"tool {tool!r}") if result.pictures else result.text
+
+
+def join_contents(first: Content, second: Content) -> Content:
+    """Return two contents as one, with an empty line between their texts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}".strip()
+    head, tail = _parts(first), _parts(second)
+    if head and tail and _is_text(head[-1]) and _is_text(tail[0]):
+        joined = {**head[-1], "text": f"{head[-1]['text']}\n\n{tail[0]['text']}"}
+        return [*head[:-1], joined, *tail[1:]]
+    return [*head, *tail]
+
+
+def _parts(content: Content) -> Sequence[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)

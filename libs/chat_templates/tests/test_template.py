@@ -78,9 +78,9 @@ class TestPrompt:
         text = CHAT.tokenizer.decode(CHAT.prompt([USER, turn, RESULT]))
         assert '<|im_start|>assistant\n<tool_call>\n{"name": "multiply", "arguments": {"a": 6}}\n</tool_call>' in text
 
-    @pytest.mark.parametrize("arguments", ["not json", "[1]", {"a": 6}])
+    @pytest.mark.parametrize("arguments", ["not json", "[1]", {"a": 6}, '{"a": 8E935566767}', '{"a": NaN}'])
     def test_arguments_of_any_form(self, arguments):
-        """Arguments that are no JSON object stay unchanged."""
+        """Arguments that are no JSON object, or have a number that is not finite, stay unchanged."""
         call = {**CALL, "function": {"name": "f", "arguments": arguments}}
         text = CHAT.tokenizer.decode(CHAT.prompt([USER, {"role": "assistant", "tool_calls": [call]}]))
         assert f'"arguments": {json.dumps(arguments)}}}' in text

@@ -1,9 +1,11 @@
 """Every JSON text is read as `json` reads it, and any other is refused with a reason."""
 
 import json
+import math
+from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turnwise_strict_json import MalformedError, check_value, find_mistake, load_json, read_arguments, read_json
@@ -25,6 +27,43 @@ def test_json_comes_back(value, ascii_only):
     check_value(value, text, 100)
 
 
+NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", fullmatch=True) | st.builds(
+    "{}{}.{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    st.integers(0, 10**400),
+    st.integers(0, 10**30),
+    st.sampled_from(["e", "E", "e-", "E+"]),
+    st.integers(0, 10**30),
+)
+"""All that the grammar of JSON, and so that of a constrained reply, allows."""
+
+
+@settings(deadline=None)
+@given(NUMBERS)
+@example("8E935566767")
+@example("-8E935566767")
+@example("1e308")
+@example("1e309")
+@example("1e-935566767")
+@example(f"0.{'0' * 5000}1e{'9' * 5000}")
+@example("9" * 4300)
+@example("9" * 4301)
+@example(f"1{'0' * 5000}.5")
+def test_numbers_of_the_grammar_of_json(text):
+    """Each is read as Python reads it, exactly as an integer or rounded as a float; an infinite one is an error."""
+    is_integer = text.lstrip("-").isdigit()
+    whole = f'{{"a": {text}}}'
+    if len(text.lstrip("-")) > 4300 if is_integer else math.isinf(float(text)):
+        assert read_arguments(whole) is None
+        with pytest.raises(MalformedError) as refused:
+            load_json(whole)
+        assert len(str(refused.value)) < 120
+        return
+    value = load_json(whole)["a"]
+    assert (json.loads(text), int if is_integer else float) == (value, type(value))
+    assert Decimal(text) == value if is_integer else math.isfinite(value)
+
+
 @given(st.text() | st.text('{}[]",:\\\\ud8aé \n19eE.-'))
 def test_any_text(text):
     """The arguments of a call are an object that can be written again, or nothing; no text raises an error."""
@@ -44,6 +83,7 @@ def test_any_text(text):
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"a": -Infinity}', "-Infinity is not JSON"),
         ('{"a": 1e999}', "the number 1e999 is too large"),
+        (f'{{"a": {"9" * 999}.5}}', f"the number {'9' * 40}... is too large"),
         ('{"a": {"b": 1, "b": 2}}', 'the key "b" is given twice'),
         ("9" * 5000, "it is not valid JSON: an integer has more than 4300 digits"),
         ("[" * 100_000, "its JSON is nested too deeply"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -276,10 +277,25 @@ def _plain_call(call: JsonObject, arguments_as_text: bool) -> JsonDict:
 
 def _object_or_text(text: str) -> object:
     try:
-        value = json.loads(text)
+        value = load_arguments(text)
     except ValueError:
         return text
     return value if isinstance(value, dict) else text
+
+
+def load_arguments(text: str) -> Any:
+    """Return the value of the arguments of a call; `ValueError` if they are no JSON, or a number is not finite."""
+    return _decode(text)
+
+
+def _read_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # a template would show another number, or a word that is no JSON
+        raise ValueError("a number is not finite")
+    return number
+
+
+_decode = json.JSONDecoder(parse_float=_read_finite, parse_constant=_read_finite).decode
 
 
 def find_unreadable_arguments(messages: Sequence[Message]) -> str:

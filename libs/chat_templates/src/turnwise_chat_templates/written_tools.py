@@ -8,7 +8,6 @@ deltas hold for results of tools as they are.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -19,7 +18,7 @@ from turnwise.errors import ConfigError, TemplateError
 from turnwise.protocols import Chat, CheckedChat, ToolFormat
 from turnwise.types import MediaTokens, Message, Picture, TokenArray, ToolSchema
 from turnwise_chat_templates.picture_parts import has_pictures
-from turnwise_chat_templates.render import HuggingFaceTokenizer, content_text
+from turnwise_chat_templates.render import HuggingFaceTokenizer, content_text, load_arguments
 from turnwise_chat_templates.shown import name_message
 from turnwise_chat_templates.template import ChatTemplate
 
@@ -169,7 +168,7 @@ def _read_call(call: Any) -> tuple[str, Mapping[str, Any]]:
         raise TemplateError("a call has no name")
     arguments = function.get("arguments") or {}
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        value = load_arguments(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = None
     if not isinstance(value, Mapping):

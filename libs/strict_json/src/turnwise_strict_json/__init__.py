@@ -32,6 +32,8 @@ __all__ = [
 MAX_DEPTH: Final = 100
 """Deepest nesting of `read_arguments`: far more than any tool's schema has, and too little for any reader's stack."""
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
+_MAX_SHOWN: Final = 40
+"""Characters of a number in an error: grammars of JSON allow numbers of any length."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -161,10 +163,16 @@ def check_surrogates(value: object, text: str) -> None:
 
 
 def read_float(text: str) -> float:
-    """Return a number that has a fraction or an exponent; `MalformedError` when no float can hold it."""
+    """
+    Return a number that has a fraction or an exponent; `MalformedError` when no float can hold it.
+
+    JSON allows any exponent. As a float the number would be infinite, which is another number and no JSON, and as an
+    integer it may have more digits than a computer can hold.
+    """
     number = float(text)
     if not math.isfinite(number):
-        raise MalformedError(f"the number {text} is too large")
+        shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        raise MalformedError(f"the number {shown} is too large")
     return number
 
 

@@ -62,6 +62,8 @@ def test_another_value_is_another_call(value, key, number):
         ("not json ", " not json", True),
         ("[" * 100_000, "[" * 100_000, True),
         ('{"x": 1e999}', '{"x": 1e999}', True),
+        ('{"x": 1e999}', '{"x": 2e999}', False),
+        ('{"x": 8E935566767}', '{"x": Infinity}', False),
     ],
 )
 def test_numbers_are_compared_by_value(first, second, equal):

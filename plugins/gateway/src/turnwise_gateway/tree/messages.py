@@ -20,6 +20,7 @@ from turnwise import Message
 from turnwise.types import ToolSchema
 from turnwise_gateway.contents import PartsKey, build_content, is_readable, parts_key
 from turnwise_gateway.tree.text_calls import split_calls
+from turnwise_strict_json import read_float
 
 Defaults = Mapping[str, Mapping[str, str]]
 """The arguments of each tool that have a default value, and that value as JSON."""
@@ -272,7 +273,7 @@ def _arguments(message: Message) -> list[str]:
 
 
 def _read_number(text: str) -> float | int:
-    number = float(text)
+    number = read_float(text)  # two numbers that no float can hold would be equal
     return int(number) if number.is_integer() and abs(number) < _MAX_EXACT else number
 
 

@@ -7,6 +7,7 @@ The subclass adds to a `rollout_func`:
 - rows are matched by uid and not by prompt;
 - the engines receive the trainer's weights before each rollout;
 - the model receives layouts of parallel paths as positions and a 4-D mask;
+- a vision-language model receives the pictures of the records, also from tools;
 - advantages may differ between tokens.
 
 It overrides private methods of TRL 1.16; `tests/test_trl_grpo.py` runs the real trainer.
@@ -14,7 +15,8 @@ It overrides private methods of TRL 1.16; `tests/test_trl_grpo.py` runs the real
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,8 +24,11 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from turnwise.errors import ConfigError
+from turnwise.types import PlacedPicture
+from turnwise_engine_support.pictures import PictureReader, placeholders_at, supports_pictures
+from turnwise_trl_bridge.picture_inputs import PaddedRow, picture_inputs
 from turnwise_trl_bridge.policy import policy_weights
-from turnwise_trl_bridge.rollouts import UID, Rollouts, build_dataset, turnwise_reward
+from turnwise_trl_bridge.rollouts import PICTURES, UID, Rollouts, build_dataset, turnwise_reward
 
 _LAYOUT = ("position_ids", "block_start", "path_start")
 
@@ -71,6 +76,9 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         self._token_advantages = token_advantages
         self._pushed_step = -1
         self._layout: dict[str, Tensor] | None = None
+        directory = rollouts.model
+        self._reader = PictureReader(directory) if directory is not None and supports_pictures(directory) else None
+        self._pictures: Sequence[Sequence[PlacedPicture]] | None = None
         super().__init__(
             model=model,
             reward_funcs=[turnwise_reward, *reward_funcs],
@@ -79,6 +87,11 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
             rollout_func=rollouts,
             **options,
         )
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the model reads pictures."""
+        return self._reader is not None
 
     def push_weights(self) -> None:
         """Send the trained weights to the engines, once per step."""
@@ -96,11 +109,13 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.push_weights()
         self.turnwise_uids = [row[UID] for row in inputs] if UID in inputs[0] else None
-        self._layout = None
+        self._layout = self._pictures = None
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
         if self._layout is not None:
             output.update(self._layout)
+        if self._pictures is not None:
+            output[PICTURES] = list(self._pictures)
         if self._token_advantages is not None:
             output["advantages"] = self._check_advantages(self._token_advantages(output, output["advantages"]), output)
         return output
@@ -111,6 +126,11 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         layout = {name: extra.pop(name) for name in _LAYOUT if name in extra}
         if layout and any(any(starts) for starts in layout["path_start"]):
             self._layout = self._pad_layout(layout, prompt_ids, completion_ids)
+        if self._reader is not None:
+            # Rows of texts need them, too: the model would keep positions of the pictures before.
+            self._pictures = extra.pop(PICTURES, [()] * len(prompt_ids))
+            if self._layout is not None:
+                raise ConfigError("a vision-language model has no positions for parallel paths: use an agent without")
         return generated
 
     def _pad_layout(
@@ -139,6 +159,7 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         self._layout = {name: inputs[name] for name in _LAYOUT} if "path_start" in inputs else None
+        self._pictures = inputs.get(PICTURES)
         return super()._compute_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(
@@ -152,7 +173,7 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         compute_aux_loss: bool = False,
         **more: Any,
     ) -> Any:
-        if self._layout is None:
+        if self._layout is None and self._pictures is None:
             return super()._get_per_token_logps_and_entropies(
                 model,
                 input_ids,
@@ -168,14 +189,12 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
             rows = slice(first, first + (batch_size or len(input_ids)))
             labels = input_ids[rows].masked_fill(attention_mask[rows] == 0, -100)
             labels[:, :-logits_to_keep] = -100
-            layout = {name: values[rows] for name, values in self._layout.items()}
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), self._row_inputs(model, rows, input_ids, attention_mask) as inputs:
                 outputs = model(
                     input_ids=input_ids[rows],
-                    attention_mask=build_path_mask(attention_mask[rows], layout, model.config._attn_implementation),
-                    position_ids=layout["position_ids"],
                     labels=labels,
                     fused_lm_head=True,
+                    **inputs,
                     **({"output_router_logits": True} if compute_aux_loss else {}),
                 )
             logps.append(outputs.log_probs[:, -logits_to_keep:])
@@ -188,6 +207,30 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
             torch.cat(entropies) if compute_entropy else None,
             torch.stack(aux).mean() if compute_aux_loss else None,
         )
+
+    @contextmanager
+    def _row_inputs(
+        self, model: Any, rows: slice, input_ids: Tensor, attention_mask: Tensor
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the mask and the positions of some rows, and the pixels of their pictures."""
+        ids, mask = input_ids[rows], attention_mask[rows]
+        if self._layout is not None:
+            layout = {name: values[rows] for name, values in self._layout.items()}
+            visible = build_path_mask(mask, layout, model.config._attn_implementation)
+            yield {"attention_mask": visible, "position_ids": layout["position_ids"]}
+            return
+        assert self._pictures is not None
+        assert self._reader is not None
+        inner = self.accelerator.unwrap_model(model)
+        # A truncated completion may be outside of the mask, and has its pictures all the same.
+        starts = mask.argmax(dim=1).tolist()
+        padded = [
+            PaddedRow("a row for TRL", start, ids.shape[1], pictures)
+            for start, pictures in zip(starts, self._pictures[rows], strict=True)
+        ]
+        inputs, placeholders = picture_inputs(inner, self._reader, ids, padded)
+        with nullcontext() if placeholders is None else placeholders_at(inner, placeholders):
+            yield {"attention_mask": mask, **inputs}
 
 
 def build_path_mask(attention_mask: Tensor, layout: dict[str, Tensor], implementation: str) -> Tensor:

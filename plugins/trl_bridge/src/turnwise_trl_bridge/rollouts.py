@@ -11,15 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 from attrs import define, field
 
-from turnwise import EpisodeResult, RolloutBatch, RolloutManager, Task, Trajectory, TrajectoryScore
+from turnwise import Chat, EpisodeResult, Message, RolloutBatch, RolloutManager, Task, Trajectory, TrajectoryScore
 from turnwise.errors import ConfigError, DataError
-from turnwise.types import Placement
+from turnwise.media import MediaTokens, is_picture_part
+from turnwise.protocols import PictureChat
+from turnwise.record.pictures import cut_out
+from turnwise.types import Placement, TokenArray
+from turnwise_result_files.messages import shows_picture
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,13 +33,31 @@ UID = "turnwise_uid"
 """Column of the data set with the uid of a row's task."""
 REWARD = "turnwise_reward"
 """Key of a row's reward for TRL's reward functions; the reward is None for an episode without a score."""
+PICTURES = "turnwise_pictures"
+"""Key of a row's pictures, with their places among its own tokens; rows without any are without it."""
 
 
 def build_dataset(tasks: Iterable[Task]) -> Dataset:
-    """Build a trainer's data set, with the messages in the column `prompt` and the uid in `turnwise_uid`."""
+    """
+    Build a trainer's data set, with the messages in the column `prompt` and the uid in `turnwise_uid`.
+
+    If a task has pictures, contents are texts with `<picture>` in the place of each: the episodes show the task itself.
+    """
     from datasets import Dataset
 
-    return Dataset.from_list([{"prompt": [dict(m) for m in task.messages], UID: task.uid} for task in tasks])
+    tasks = list(tasks)
+    prompts = [[dict(message) for message in task.messages] for task in tasks]
+    if any(map(shows_picture, (message for prompt in prompts for message in prompt))):
+        prompts = [[_as_text(message) for message in prompt] for prompt in prompts]
+    return Dataset.from_list([{"prompt": prompt, UID: task.uid} for prompt, task in zip(prompts, tasks, strict=True)])
+
+
+def _as_text(message: Message) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    texts = ["<picture>" if is_picture_part(part) else str(part.get("text", "")) for part in content]
+    return {**message, "content": "".join(texts)}
 
 
 def turnwise_reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -51,10 +74,12 @@ class Rollouts:
     Attributes:
         manager: a running manager that runs one episode per task.
         tasks: tasks by uid.
+        model: directory of the model that the run starts with; `TurnwiseGRPOTrainer` needs it for pictures.
     """
 
     manager: RolloutManager
     tasks: Mapping[str, Task]
+    model: Path | None = None
     _by_prompt: dict[str, str] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -86,7 +111,8 @@ class Rollouts:
                 " of the model's own distribution"
             )
         one_each = attrs.evolve(config, rollout=attrs.evolve(config.rollout, n=1, validation_n=1))
-        return cls(RolloutManager.from_config(one_each), {task.uid: task for task in tasks})
+        model = None if config.model.path is None else config.model_spec().path
+        return cls(RolloutManager.from_config(one_each), {task.uid: task for task in tasks}, model)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Run one episode per prompt of all processes, on the main process; return this process's rows."""
@@ -98,6 +124,11 @@ class Rollouts:
         if trainer.accelerator.is_main_process:
             rows = [self.run(all_uids, global_step=trainer.state.global_step, validation=not trainer.model.training)]
         broadcast_object_list(rows)
+        if PICTURES in rows[0] and not getattr(trainer, "takes_pictures", False):
+            raise ConfigError(
+                "the rows have pictures, and TRL's rollout_func has no place for them: use TurnwiseGRPOTrainer with"
+                " Qwen2.5-VL or Qwen3-VL"
+            )
         first = trainer.accelerator.process_index * len(prompts)
         return {name: values[first : first + len(prompts)] for name, values in rows[0].items()}
 
@@ -118,6 +149,7 @@ class Rollouts:
         Returns:
             Lists with one item per row, without padding: `prompt_ids`, `completion_ids`, `env_mask` (1 on trainable
             sampled tokens), `logprobs`, the reward, and `position_ids`, `block_start` and `path_start` of the full row.
+            If any row has pictures, also `turnwise_pictures`.
         """
         missing = [uid for uid in uids if uid not in self.tasks]
         if missing:
@@ -129,9 +161,8 @@ class Rollouts:
         batch = self.manager.collate([self._ensure_one_row(result) for result in results])
         if len(batch) != len(results):
             raise ConfigError("the engine accepts no layouts, so parallel paths are several rows, but TRL expects one")
-        if any(row.pictures for row in batch.rows):
-            raise ConfigError("the rows for TRL have no place for pictures: use turnwise-grpo-trainer")
-        return to_rows(batch)
+        pictures = batch.column("pictures")
+        return to_rows(batch) | ({PICTURES: list(pictures)} if any(pictures) else {})
 
     def _ensure_one_row(self, result: EpisodeResult) -> EpisodeResult:
         """Return the episode with exactly one trajectory to train, which has a response."""
@@ -151,11 +182,19 @@ class Rollouts:
         chat = self.manager.chat
         if chat is None:
             raise ConfigError("model.path is not set: TRL needs its tokenizer")
-        prompt_ids = result.trajectories[0].prompt_ids if result.trajectories else chat.prompt(result.task.messages)
-        trajectory = Trajectory(prompt_ids)
+        trajectory = Trajectory(_prompt_of(result, chat))
         end = chat.tokenizer.eos_token_id
         trajectory.add_forced(np.asarray([0 if end is None else end], np.int32))
         return trajectory
+
+
+def _prompt_of(result: EpisodeResult, chat: Chat) -> TokenArray | MediaTokens:
+    """Return the prompt of an episode; of its messages, if it has ended before."""
+    if result.trajectories:
+        record = result.trajectories[0]
+        return cut_out(record, 0, record.num_prompt_tokens)
+    render = chat.picture_prompt if isinstance(chat, PictureChat) else chat.prompt
+    return render(result.task.messages)
 
 
 def to_rows(batch: RolloutBatch) -> dict[str, list[Any]]:

@@ -16,7 +16,8 @@ from trl import SFTConfig, SFTTrainer
 from turnwise.errors import DataError, InfrastructureError
 from turnwise_engine_support.pictures import PictureReader, supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
-from turnwise_trl_bridge.sft_pictures import PictureCollator, PictureSFTTrainer, copy_processor
+from turnwise_trl_bridge.picture_inputs import copy_processor
+from turnwise_trl_bridge.sft_pictures import PictureCollator, PictureSFTTrainer
 from turnwise_trl_bridge.sft_rows import PICTURES, check_vocabulary
 from turnwise_trl_bridge.training import save
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from turnwise import Task
 from turnwise.files import share_weights
+from turnwise_engine_support.pictures import supports_pictures
+from turnwise_trl_bridge.picture_inputs import copy_processor
 from turnwise_trl_bridge.rollouts import Rollouts, build_dataset
 
 
@@ -28,15 +31,19 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
         num_generations=config.rollout.n,
         beta=0.0,
     )
+    kind: Any = AutoModelForImageTextToText if supports_pictures(Path(path)) else AutoModelForCausalLM
     with rollouts.manager:
         trainer = TurnwiseGRPOTrainer(
-            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
+            kind.from_pretrained(path, dtype=torch.float32),
             rollouts=rollouts,
             args=args,
             processing_class=AutoTokenizer.from_pretrained(path),
         )
         trainer.train()
-    return save(trainer, arguments)
+    log = save(trainer, arguments)
+    if supports_pictures(Path(path)):
+        copy_processor(Path(path), arguments.out)
+    return log
 
 
 def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace) -> list[dict[str, Any]]:

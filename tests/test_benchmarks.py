@@ -23,6 +23,7 @@ SMALL_RUNS = {
     "weight_copies.py": ("--mib", "8", "--tensors", "8"),
     "viewer_speed.py": ("--episodes", "200", "--tokens", "20", "--repeats", "1"),
     "wire_cost.py": ("--episodes", "2"),
+    "workspace_snapshots.py": ("--variants", "bubblewrap", "--rounds", "1"),
     "workspaces.py": ("--backends", "bubblewrap", "--rounds", "1", "--starts", "2", "--commands", "2"),
 }
 """Arguments of the quickest possible runs. The others need minutes, Ray, or a folder of a run."""

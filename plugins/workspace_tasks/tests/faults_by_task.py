@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+import psutil
 from attrs import define, field, frozen
 
 from turnwise import Registry, Resources, hookimpl
@@ -72,9 +74,10 @@ class FaultyWorkspace(PassingWorkspace):
         place = "grading" if any("/tests/" in each for each in command.argv) else "agent"
         if self.fault == f"exec_hangs_in_{place}":
             await asyncio.Event().wait()
-        if self.fault != f"killed_in_{place}":
+        lose = LOSSES.get(self.fault.removesuffix(f"_in_{place}"))
+        if lose is None:
             return await self.inner.exec(command, on_output)
-        return await self.inner.exec(command, lambda data: kill_first_process(self.inner) if READY in data else None)
+        return await self.inner.exec(command, lambda data: lose(self.inner) if READY in data else None)
 
     async def close(self) -> None:
         if self.fault == "close_hangs":
@@ -89,6 +92,21 @@ def kill_first_process(workspace: Any) -> None:
     pid = getattr(workspace, "_init", 0) or workspace._channel._process.pid
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def kill_monitors(container: Any) -> None:
+    """Kill the processes by which podman knows of a container and its commands, as the system does without memory."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "conmon" and container.name in (process.info["cmdline"] or ()):
+            process.kill()
+
+
+def remove_container(container: Any) -> None:
+    """Remove a container underneath, as an engine does whose storage is reset."""
+    subprocess.run([*container.command, "rm", "-f", container.name], check=True, stdout=subprocess.DEVNULL)
+
+
+LOSSES: Final = {"killed": kill_first_process, "monitors_die": kill_monitors, "removed": remove_container}
 
 
 def _make(config: FaultsConfig, resources: Resources) -> WorkspaceBackend:

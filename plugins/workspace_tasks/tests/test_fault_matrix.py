@@ -49,13 +49,19 @@ OUTCOMES: Final[Mapping[str, tuple[str, str | None, float | None]]] = {
     "output_floods": GOOD,
     "disk_full": WRONG,
 }
+ENGINE_OUTCOMES: Final = dict.fromkeys(
+    ("monitors_die_in_agent", "monitors_die_in_grading", "removed_in_agent", "removed_in_grading"), LOST
+)
+"""What happens to containers alone, when their engine loses them."""
 WORK: Final = {
-    "killed_in_agent": "echo ready; sleep 100",
+    **dict.fromkeys(("killed_in_agent", "monitors_die_in_agent", "removed_in_agent"), "echo ready; sleep 100"),
     "command_hangs": f"{SOLVE}; sleep 100",
     "output_floods": f"{SOLVE}; yes",
     "disk_full": f"head -c 67108864 /dev/zero > zero; {SOLVE}",
 }
-TESTS: Final = {"killed_in_grading": "#!/bin/sh\necho ready; sleep 100\n"}
+TESTS: Final = dict.fromkeys(
+    ("killed_in_grading", "monitors_die_in_grading", "removed_in_grading"), "#!/bin/sh\necho ready; sleep 100\n"
+)
 TURNS: Final = (call("shell", command="sh work.sh"), "Done.")
 
 
@@ -72,7 +78,8 @@ def write_matrix(folder: Path, faults: Mapping[str, int], tool: Mapping[str, Any
             rows.append({**row, "uid": name, "files": {**row["files"], **own}})
     source = Path(__file__).with_name("faults_by_task.py").read_text(encoding="utf-8")
     install_plugin(folder, "faults_by_task", source)
-    common = {"command_s": 2.0, "boot_s": 10.0, "close_s": 5.0, "limits": {"disk_mb": 16}}
+    # An engine takes seconds to see that it has lost a command.
+    common = {"command_s": 8.0 if tool.get("image") else 2.0, "boot_s": 10.0, "close_s": 5.0, "limits": {"disk_mb": 16}}
     deadlines = {"tool_call_s": 900.0, "episode_s": 1200.0}
     write_run(folder, TURNS, {**common, **tool}, rows, deadlines=deadlines, reward="workspace_tests")
     (folder / "tmp").mkdir()
@@ -102,7 +109,7 @@ def expect_outcomes(folder: Path, faults: Mapping[str, int]) -> None:
     for episode in read_results(folder / "out"):
         fault = episode.task.uid.rpartition("-")[0]
         found[fault, str(episode.status), episode.fault and episode.fault.owner, episode.reward] += 1
-    assert {(fault, *OUTCOMES[fault]): number for fault, number in faults.items()} == found
+    assert {(fault, *(OUTCOMES | ENGINE_OUTCOMES)[fault]): number for fault, number in faults.items()} == found
 
 
 def expect_no_files(folder: Path) -> None:
@@ -137,12 +144,12 @@ def test_the_matrix_in_boxes(tmp_path):
 
 @pytest.mark.many_cases(10)
 def test_the_matrix_in_containers(tmp_path):
-    """Each fault once, in containers of podman."""
+    """Each fault once, in containers of podman, and what happens to these alone."""
     if reason := why_no_containers():
         pytest.skip(reason)
     options = {"command": list(ENGINE), "run_options": list(RUN_OPTIONS)}
     backend = {"name": "faults_by_task", "inner": "containers", "options": options}
-    faults = dict.fromkeys(OUTCOMES, 1)
+    faults = dict.fromkeys(OUTCOMES | ENGINE_OUTCOMES, 1) | {"none": 4}  # a run that loses most episodes has failed
     write_matrix(tmp_path, faults, {"backend": backend, "image": IMAGE, "max_workspaces": 3, "boot_s": 30.0})
 
     running = start(tmp_path)

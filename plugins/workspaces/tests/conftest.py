@@ -5,4 +5,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `boxes`, `images` and `agent_runs`
+sys.path.insert(0, str(Path(__file__).parent))  # for `boxes`, `images`, `engine_service` and `agent_runs`

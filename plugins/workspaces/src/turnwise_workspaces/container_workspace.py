@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final
 
 from attrs import define, evolve, field
@@ -33,6 +33,7 @@ from turnwise_workspaces.engine_command import (
     PassedOn,
     ask_engine,
     communicate,
+    find_loss,
     listen_in_network,
     now,
     pids_beside,
@@ -53,7 +54,9 @@ from turnwise_workspaces.workspace import (
 
 _MARK: Final = "TURNWISE_COMMAND"
 """Variable by which the processes of a command are found; its children inherit it."""
-_MERGED: Final = 'exec "$@" 2>&1'
+_MERGED: Final = '(exec "$@" 2>&1); code=$?; echo "$0 $code" >&2; exit $code'
+"""Says the end of the command to the engine's client alone, which may be 0 although it runs: see `find_loss`."""
+_ENDED: Final = "ended"
 _READ: Final = """
 [ -d "$1" ] && { echo "Is a directory" >&2; exit 1; }
 [ -e "$1" ] || { echo "No such file or directory" >&2; exit 1; }
@@ -79,6 +82,8 @@ _FILE_S: Final = 30.0
 _KILL_S: Final = 5.0
 _ENGINE_CODES: Final = frozenset({125, 126, 127, 137, 255})
 """Exit codes that a command has, or the engine itself when it cannot run one."""
+_ONLY_OF_ENGINE: Final = frozenset({125, 255})
+"""Exit codes of an engine that fails, which the scripts for files never have."""
 
 
 @define(eq=False)
@@ -142,11 +147,14 @@ class ContainerWorkspace:
         shown, hidden = _split_variables({**command.environment, _MARK: mark})
         try:
             process = await start_program(
-                self._exec(command, shown), with_input=bool(command.stdin), variables=os.environ | hidden
+                self._exec(command, shown, mark), with_input=bool(command.stdin), variables=os.environ | hidden
             )
         except (OSError, ValueError) as error:  # a text that no program can get
             return ExecResult(exit_code=126, stdout=f"{error}\n".encode(errors="replace")[: command.max_output_bytes])
+        collected.is_merged = not command.separate
         code = await self._until_end(process, collected, command, mark)
+        if not command.separate and (loss := find_loss(code, collected.errors, mark)):
+            raise InfrastructureError(f"the engine has lost a command: {loss}")
         if code in _ENGINE_CODES:
             await self._check_alive()
         if collected.failure is not None:
@@ -246,10 +254,10 @@ class ContainerWorkspace:
         if self._is_closed:
             raise InfrastructureError("the container has ended")
 
-    def _exec(self, command: Command, variables: Sequence[str]) -> list[str]:
+    def _exec(self, command: Command, variables: Sequence[str], mark: str) -> list[str]:
         options = [part for each in variables for part in ("--env", each)]
         options += ["-i"] if command.stdin else []
-        argv = command.argv if command.separate else ["/bin/sh", "-c", _MERGED, "sh", *command.argv]
+        argv = command.argv if command.separate else ["/bin/sh", "-c", _MERGED, mark, *command.argv]
         return [*self.command, "exec", *options, "--workdir", self.folder, self.name, *argv]
 
     async def _until_end(
@@ -280,13 +288,25 @@ class ContainerWorkspace:
         """Kill the processes of a command, or all but the first."""
         try:
             async with asyncio.timeout(_KILL_S):
-                while self._kill_from_here(mark):  # noqa: ASYNC110 - of other processes
-                    await asyncio.sleep(0.01)
+                with self._without_new_children() if mark is None else contextlib.nullcontext():
+                    while self._kill_from_here(mark):  # noqa: ASYNC110 - of other processes
+                        await asyncio.sleep(0.01)
         except OSError:  # this user may not, or the engine is on another machine
             script = ["/bin/sh", "-c", _KILL, "sh", f"{_MARK}={mark}"] if mark else ["/bin/sh", "-c", "kill -9 -1"]
             await communicate(
                 await start_program([*self.command, "exec", self.name, *script], with_input=False), Collected(0)
             )
+
+    @contextlib.contextmanager
+    def _without_new_children(self) -> Iterator[None]:
+        """Stop the first process, which else starts its `sleep` again each time that it is killed."""
+        pids_beside(self._init)  # fails where its id says nothing
+        os.kill(self._init, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._init, signal.SIGCONT)
 
     def _kill_from_here(self, mark: str | None) -> int:
         """Kill by the ids of this machine, which works also when the container can start no further process."""
@@ -310,15 +330,19 @@ class ContainerWorkspace:
         if not path or "\0" in path:
             raise WorkspaceFileError(f"Error: cannot {what} {path!r}: no file has this name")
         command = Command(
-            argv=("/bin/sh", "-c", *script),
+            argv=("/bin/sh", "-c", f"{script[0]}\ncode=$?; echo {_ENDED} >&2; exit $code", *script[1:]),
             timeout_s=_FILE_S,
             max_output_bytes=max_bytes + 1000,
             stdin=data,
             separate=True,
         )
         result = await self.exec(command)
+        loss = find_loss(result.exit_code, result.stderr, _ENDED)
+        if result.exit_code in (0, *_ONLY_OF_ENGINE) and loss:
+            raise InfrastructureError(f"the engine has lost a command: {loss}")
         if result.exit_code != 0:
-            lines = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()
+            errors = result.stderr.removesuffix(f"{_ENDED}\n".encode())
+            lines = (errors or result.stdout).decode(errors="replace").strip().splitlines()
             reason = lines[-1] if lines else "it took too long, or was killed"
             raise WorkspaceFileError(f"Error: cannot {what} {path!r}: {reason}")
         return result.stdout

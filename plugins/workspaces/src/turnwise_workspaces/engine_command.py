@@ -22,8 +22,15 @@ import socket
 made = socket.create_server(("127.0.0.1", 0), backlog=128)
 socket.send_fds(socket.socket(fileno=1), [b"."], [made.fileno()])
 """
-_REMOVALS: Final = 'for s in 0 1 5; do sleep $s; "$@" >/dev/null 2>&1; done'
-"""An engine may finish what it began for a client that is gone, so one removal is not enough."""
+_REMOVALS: Final = """
+for s in 0 1 5; do sleep $s; "$@" >/dev/null 2>&1 && done=1; done
+for s in 30 60 120; do [ "$done" ] && exit; sleep $s; "$@" >/dev/null 2>&1 && done=1; done
+"""
+"""An engine may finish what it began for a client that is gone, and it may be down, so one removal is not enough."""
+_KEPT_ERRORS: Final = 4096
+_STARTS_OF_FAILURES: Final = ("Error: ", "Error response from daemon: ", "error during connect: ", "Cannot connect to ")
+_BY_RUNTIME: Final = "OCI runtime"
+"""In the message of a process that cannot start, which a container at its limits causes, and so the agent."""
 
 
 @define(eq=False)
@@ -38,6 +45,9 @@ class Collected:
         stderr: of the program.
         truncated: there was more.
         failure: what `on_output` raised first.
+        is_merged: the program's whole output comes as standard output, so that nobody but the engine itself writes
+            to standard error.
+        errors: the end of that.
     """
 
     room: int
@@ -46,9 +56,15 @@ class Collected:
     stderr: bytearray = field(factory=bytearray)
     truncated: bool = False
     failure: Exception | None = None
+    is_merged: bool = False
+    errors: bytes = b""
 
     async def read(self, stream: asyncio.StreamReader, into: bytearray) -> None:
         """Read a stream to its end."""
+        if self.is_merged and into is self.stderr:
+            while data := await stream.read(_CHUNK):
+                self.errors = (self.errors + data)[-_KEPT_ERRORS:]
+            return
         while data := await stream.read(_CHUNK):
             kept = data[: self.room]
             self.room -= len(kept)
@@ -76,6 +92,25 @@ class PassedOn(Collected):
     async def read(self, stream: asyncio.StreamReader, into: bytearray) -> None:
         while data := await stream.read(_CHUNK):
             self.take("out" if into is self.stdout else "err", data)
+
+
+def find_loss(code: int | None, errors: bytes, mark: str) -> str:
+    """
+    Return why an engine has lost a command; empty if it has not.
+
+    The monitor of a command may end, or the engine's service be started again, while the container runs on. A client
+    then says so, or even returns 0, because the new service knows no exit code.
+
+    Args:
+        code: of the client.
+        errors: what it wrote, with the line of the command's end.
+        mark: first word of that line.
+    """
+    lines = errors.decode(errors="replace").splitlines()
+    if code != 0:
+        said = (line for line in lines if line.startswith(_STARTS_OF_FAILURES) and _BY_RUNTIME not in line)
+        return next(said, "")
+    return "" if any(line.startswith(mark) for line in lines) else "its client ended before it"
 
 
 async def start_program(

@@ -24,7 +24,13 @@ from turnwise_engine_support.model_directory import (
 )
 from turnwise_engine_support.requests import check_context, check_not_in_flight, is_greedy, num_new_tokens
 from turnwise_engine_support.results import RequestCounters, clip_logprobs, version_spans, weight_versions
-from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype, expected_weights, state_name
+from turnwise_engine_support.weight_checks import (
+    ExpectedWeights,
+    check_dtype,
+    checkpoint_name,
+    expected_weights,
+    state_name,
+)
 from turnwise_testing.engines.scenarios import simple_request
 
 SHAPES = {
@@ -291,6 +297,14 @@ def test_a_text_model_has_one_name_for_a_weight(tmp_path):
 def test_a_name_of_the_state_dict_stays(parts):
     """Renaming twice is renaming once."""
     assert state_name(parts + ".weight") == state_name(state_name(parts + ".weight"))
+
+
+@pytest.mark.parametrize(
+    "name", ["visual.merger.bias", "model.norm.weight", "model.layers.0.a.weight", "lm_head.weight"]
+)
+def test_a_name_of_a_checkpoint_comes_back(name):
+    """The older names of Qwen2.5-VL, which SGLang loads."""
+    assert checkpoint_name(state_name(name)) == checkpoint_name(name) == name
 
 
 def test_weights_must_be_of_floating_point():

@@ -22,7 +22,7 @@ from turnwise.media import decode_picture
 from turnwise.sized_cache import SizedCache
 from turnwise.types import Picture, PlacedPicture, TokenArray
 from turnwise_engine_support.error_lines import engine_errors, error_line
-from turnwise_engine_support.model_directory import read_whole_config
+from turnwise_engine_support.model_directory import read_model_config, read_whole_config
 
 _MODEL_TYPES: Final = ("qwen2_5_vl", "qwen3_vl")
 """Models whose placeholders of a picture follow one another, and whose positions have three axes."""
@@ -34,6 +34,17 @@ _CACHE_BYTES: Final = 1 << 28
 def supports_pictures(path: Path | None) -> bool:
     """Return whether a model directory has a vision-language model that this module knows."""
     return read_whole_config(path).get("model_type") in _MODEL_TYPES
+
+
+def axes_take_turns(path: Path) -> bool:
+    """
+    Return whether an engine that asks the model's config reads positions as transformers does.
+
+    transformers always lets the three axes of a Qwen3-VL take turns; vLLM and SGLang ask for an entry.
+    """
+    text = read_model_config(path)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return read_whole_config(path).get("model_type") != "qwen3_vl" or bool(rope.get("mrope_interleaved"))
 
 
 @frozen(kw_only=True, eq=False)

@@ -104,6 +104,14 @@ def state_name(name: str) -> str:
     return name
 
 
+def checkpoint_name(name: str) -> str:
+    """Return the name that `state_name` was given for a checkpoint of Qwen2.5-VL; a name of a checkpoint stays."""
+    for prefix, older in (("model.visual.", "visual."), ("model.language_model.", "model.")):
+        if name.startswith(prefix):
+            return older + name.removeprefix(prefix)
+    return name
+
+
 def expected_weights(path: Path | None, *, fused: Sequence[Sequence[str]] = (), tied: bool = False) -> ExpectedWeights:
     """
     Return the weights of a model directory, by the names of its state dict.

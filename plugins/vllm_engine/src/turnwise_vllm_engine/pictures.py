@@ -15,8 +15,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.model_directory import read_model_config, read_whole_config
-from turnwise_engine_support.pictures import PictureArrays, PictureReader, supports_pictures
+from turnwise_engine_support.pictures import PictureArrays, PictureReader, axes_take_turns, supports_pictures
 from turnwise_vllm_engine.config import VllmConfig
 
 
@@ -41,7 +40,7 @@ def check_pictures(config: VllmConfig, path: Path) -> None:
             f"{str(path)!r} is a vision-language model, for which vLLM needs torchvision: install the release of"
             " torchvision that belongs to the installed torch"
         )
-    if not _is_interleaved(path):
+    if not axes_take_turns(path):
         raise ConfigError(
             f"the rope_parameters of {str(path)!r} lack mrope_interleaved, which transformers takes for granted: add"
             " it as true, or vLLM would give the parts of a picture other positions"
@@ -51,13 +50,6 @@ def check_pictures(config: VllmConfig, path: Path) -> None:
             "engine_args.mm_processor_kwargs: pictures are read as the model's preprocessor_config.json says, which the"
             " trainer reads too: change it there"
         )
-
-
-def _is_interleaved(path: Path) -> bool:
-    """Return whether vLLM reads positions as transformers does: of Qwen3-VL their three axes always take turns."""
-    text = read_model_config(path)
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    return read_whole_config(path).get("model_type") != "qwen3_vl" or bool(rope.get("mrope_interleaved"))
 
 
 def picture_arguments(path: Path | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda each: st.lists(each, max_size=3), max_leaves=5
 )
 heads = st.dictionaries(st.text().filter(lambda name: name != "arrays"), values, max_size=4)
-columns = st.sampled_from([np.int32, np.float32]).flatmap(lambda dtype: arrays(dtype, st.integers(0, 20)))
+columns = st.sampled_from([np.int32, np.float32, np.uint8]).flatmap(lambda dtype: arrays(dtype, st.integers(0, 20)))
 frames = st.builds(Frame, heads, st.lists(columns, max_size=3))
 
 

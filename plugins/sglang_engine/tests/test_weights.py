@@ -6,11 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.types import FinishReason
 from turnwise_engine_support.model_directory import checkpoint_shapes
-from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_engine_support.weight_checks import ExpectedWeights, expected_weights
+from turnwise_sglang_engine.pictures import weight_names
 from turnwise_sglang_engine.staging import stage
 from turnwise_testing.engines.scenarios import failure_of
 
@@ -234,6 +236,20 @@ def test_a_tied_output_layer_is_not_sent():
     staged.close()
     with pytest.raises(EngineError, match=r"has shape \(4, 2\), got \(8, 2\)"):
         stage([("lm_head.weight", np.zeros((8, 2), np.float32))], ExpectedWeights(shapes, True), whole=False)
+
+
+def test_a_vision_language_model_gets_names_that_sglang_knows(tmp_path):
+    """SGLang ignores a weight of the vision tower of Qwen2.5-VL under the name of the state dict."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    two, three = np.zeros(2, np.float32), np.zeros(3, np.float32)
+    save_file({"visual.a.weight": two, "model.b.weight": three}, tmp_path / "m.safetensors")
+    sent = {"model.visual.a.weight": two, "model.language_model.b.weight": three}
+
+    staged = stage(sent.items(), expected_weights(tmp_path), whole=True, name_for_sglang=weight_names(tmp_path))
+
+    assert {"visual.a.weight", "model.b.weight"} == staged.names
+    assert weight_names(None)("model.visual.a.weight") == "model.visual.a.weight"
+    staged.close()
 
 
 def test_specs_of_a_source_are_checked_first(small_model):

@@ -19,6 +19,7 @@ from turnwise_engine_support.model_directory import check_model_directory, model
 from turnwise_moe_routes.shapes import read_shape
 from turnwise_sglang_engine.config import SglangConfig
 from turnwise_sglang_engine.grammars import BACKEND
+from turnwise_sglang_engine.pictures import check_pictures
 
 CONTEXT_MARGIN = 8
 """
@@ -87,6 +88,8 @@ def server_arguments(config: SglangConfig, spec: ModelSpec) -> dict[str, Any]:
     """Return the keyword arguments of `sglang.Engine`."""
     check_grammars(config, spec)
     check_routes(config, spec)
+    if spec.path is not None:
+        check_pictures(config.engine_args, spec.path)
     device = resolve_device(config)
     longest = max_context(config, spec)
     arguments: dict[str, Any] = {
@@ -157,6 +160,8 @@ def server_environment(config: SglangConfig, num_nodes: int = 1, gpus: Sequence[
     if resolve_device(config) == "cpu":
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment["CUDA_VISIBLE_DEVICES"] = ""
+        # Compilation needs triton, which is not installed for a CPU. SGLang compiles for several ranks and pictures.
+        environment.setdefault("TORCH_COMPILE_DISABLE", "1")
         if config.tensor_parallel_size > 1:
             _share_cores(environment, max(config.tensor_parallel_size // num_nodes, 1))
     elif gpus:
@@ -174,5 +179,3 @@ def _share_cores(environment: dict[str, str], num_ranks: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     shares = [cores[rank::num_ranks] or cores for rank in range(num_ranks)]
     environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, share)) for share in shares))
-    # Compilation needs triton, which is not installed for a CPU.
-    environment.setdefault("TORCH_COMPILE_DISABLE", "1")

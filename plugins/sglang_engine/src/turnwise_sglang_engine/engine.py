@@ -22,26 +22,26 @@ from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise_engine_support.model_directory import (
     check_model_directory,
-    checkpoint_shapes,
     model_spec,
     model_vocab_size,
     read_model_config,
 )
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
-from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_engine_support.weight_checks import ExpectedWeights, expected_weights
 from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
 from turnwise_sglang_engine import arguments, requests
 from turnwise_sglang_engine.config import SglangConfig
 from turnwise_sglang_engine.frames import Frame
 from turnwise_sglang_engine.nodes import Nodes, find_nodes
+from turnwise_sglang_engine.pictures import SentPictures, reads_pictures, weight_names
 from turnwise_sglang_engine.process import COMMAND, ServerProcess
 from turnwise_sglang_engine.requests import (
     PendingCall,
     check_request,
     empty_result,
+    generate_head,
     parse_result,
-    sampling_method,
     sampling_options,
 )
 from turnwise_sglang_engine.staging import StagedWeights, stage
@@ -75,6 +75,7 @@ class SglangEngine:
         self._requests: dict[str, PendingCall] = {}
         self._calls: dict[int, PendingCall] = {}
         self._version = 0
+        self._pictures = SentPictures(reads_pictures(config.engine_args, self._spec.path))
         self.sleep_state = SleepState("the sglang engine")
         self._weights_lost = False
         # Sleep, wake-up and update must not overlap: each checks the state that another would change.
@@ -88,6 +89,7 @@ class SglangEngine:
             stop_strings=self._config.stop_strings,
             abort=True,
             grammars=self._config.grammars,
+            pictures=self._pictures.are_read,
             # SGLang loads tensors only into one copy of the model with one pipeline stage.
             weight_updates=self._config.data_parallel_size == self._config.pipeline_parallel_size == 1,
             sleep_levels=self._sleep_levels,
@@ -126,7 +128,7 @@ class SglangEngine:
     @cached_property
     def _expected(self) -> ExpectedWeights:
         tied = bool(read_model_config(self._spec.path).get("tie_word_embeddings", False))
-        return ExpectedWeights(checkpoint_shapes(check_model_directory(self._spec, "sglang")), tied=tied)
+        return expected_weights(check_model_directory(self._spec, "sglang"), tied=tied)
 
     async def start(self) -> None:
         if self._server is not None or self._stopping:
@@ -190,26 +192,21 @@ class SglangEngine:
         """
         server = self._awake_server()
         check_not_in_flight(request, self._requests)
-        sampling = request.sampling
         max_tokens = check_request(
             request,
             max_context=self._max_context,
             vocab_size=self._vocab_size,
             stop_strings=self._config.stop_strings,
             grammars=self._config.grammars,
+            reads_pictures=self._pictures.are_read,
         )
         pending = self._requests[request.request_id] = self._register(request)
-        head = {
-            "op": "generate",
-            "id": pending.handle,
-            "method": sampling_method(sampling, self._vocab_size),
-            "options": sampling_options(sampling, max_tokens, self._vocab_size, seeds=self._seeds),
-            "stream": request.on_tokens is not None,
-            "routes": self._routes is not None,
-        }
-        if (grammar := request.grammar) is not None:
-            head["grammar"] = [grammar.text, grammar.num_read]
-        server.send(head, request.token_ids)
+        options = sampling_options(request.sampling, max_tokens, self._vocab_size, seeds=self._seeds)
+        head = generate_head(
+            request, pending.handle, options, vocab_size=self._vocab_size, routes=self._routes is not None
+        )
+        head["pictures"], sent = self._pictures.pack(request.pictures)
+        server.send(head, request.token_ids, *sent)
         try:
             frame = await pending.reply
         except asyncio.CancelledError:
@@ -269,7 +266,8 @@ class SglangEngine:
                     "SGLang can update weights only if data_parallel_size and pipeline_parallel_size are 1"
                 )
             self.sleep_state.check_update()
-            staging = partial(stage, weights, self._expected, whole=self._weights_lost or bool(self._torn))
+            whole, names = self._weights_lost or bool(self._torn), weight_names(self._spec.path)
+            staging = partial(stage, weights, self._expected, whole=whole, name_for_sglang=names)
             staged = await finish_in_thread(staging, discard=StagedWeights.close)
             try:
                 await self._load(staged, version)

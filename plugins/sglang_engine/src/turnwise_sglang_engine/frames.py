@@ -18,7 +18,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
-DTYPES: dict[str, Any] = {"float32": np.float32, "int32": np.int32}
+DTYPES: dict[str, Any] = {"float32": np.float32, "int32": np.int32, "uint8": np.uint8}
 """Allowed dtypes of arrays."""
 _LENGTHS = struct.Struct("<IQ")
 _ARRAYS = "arrays"

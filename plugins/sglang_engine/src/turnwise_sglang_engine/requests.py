@@ -39,7 +39,13 @@ def sampling_support(engine_args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_request(
-    request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool, grammars: bool
+    request: GenerateRequest,
+    *,
+    max_context: int,
+    vocab_size: int,
+    stop_strings: bool,
+    grammars: bool,
+    reads_pictures: bool = False,
 ) -> int:
     """
     Return the most tokens to sample for a request.
@@ -47,7 +53,7 @@ def check_request(
     Raises:
         EngineError: SGLang would refuse the request, truncate it silently, or crash.
     """
-    check_context(request, max_context=max_context, vocab_size=vocab_size)
+    check_context(request, max_context=max_context, vocab_size=vocab_size, reads_pictures=reads_pictures)
     if request.sampling.stop and not stop_strings:
         raise EngineError(
             "the sglang engine has no tokenizer, which stop strings need: set its option stop_strings, or use"
@@ -94,6 +100,32 @@ def sampling_options(sampling: SamplingParams, max_tokens: int, vocab_size: int,
     if seeds and sampling.seed is not None:
         options["sampling_seed"] = sampling.seed
     return {**options, **sampling.extra}
+
+
+def generate_head(
+    request: GenerateRequest, handle: int, options: Mapping[str, Any], *, vocab_size: int, routes: bool
+) -> dict[str, Any]:
+    """
+    Return the head of a request's frame, without its pictures.
+
+    Args:
+        request: the request.
+        handle: names the request in frames.
+        options: of `sampling_options`.
+        vocab_size: number of ids of the model.
+        routes: whether the experts of its tokens are returned.
+    """
+    head = {
+        "op": "generate",
+        "id": handle,
+        "method": sampling_method(request.sampling, vocab_size),
+        "options": options,
+        "stream": request.on_tokens is not None,
+        "routes": routes,
+    }
+    if (grammar := request.grammar) is not None:
+        head["grammar"] = [grammar.text, grammar.num_read]
+    return head
 
 
 def parse_result(

@@ -19,12 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from turnwise_engine_support.arguments import unknown_argument
 from turnwise_engine_support.error_lines import error_line
 from turnwise_sglang_engine import stub_packages
 from turnwise_sglang_engine.frames import Frame, Link, pack
+from turnwise_sglang_engine.pictures import reads_pictures
+from turnwise_sglang_engine.served_pictures import ServedPictures
 from turnwise_sglang_engine.service import Service
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
@@ -81,8 +84,15 @@ def _make_engine(sglang: Any, arguments: dict[str, Any]) -> Any:
     return sglang.Engine(**arguments)
 
 
+def _make_pictures(arguments: Mapping[str, Any]) -> ServedPictures | None:
+    """Return the pictures of requests, if the model reads some. Called before SGLang reads its environment."""
+    directory = Path(arguments["model_path"])
+    return ServedPictures(directory) if reads_pictures(arguments, directory) else None
+
+
 async def _serve(connection: socket.socket, sglang: Any, settings: dict[str, Any]) -> None:
     try:
+        pictures = _make_pictures(settings["arguments"])
         # On the loop's own thread: SGLang's sockets and signal handlers belong to it.
         engine = _make_engine(sglang, settings["arguments"])
     except SettingsError as error:
@@ -103,6 +113,7 @@ async def _serve(connection: socket.socket, sglang: Any, settings: dict[str, Any
             serialize=MultiprocessingSerializer.serialize,
             num_ranks=settings["arguments"]["tp_size"],
             num_nodes=num_nodes,
+            pictures=pictures,
             group=group,
         )
         link = Link(lambda frame: _dispatch(frame, service, gone), gone.set)

@@ -18,11 +18,14 @@ from typing import Any, Final
 import numpy as np
 from attrs import define, field
 
+from turnwise.errors import DataError
+from turnwise.types import PlacedPicture
 from turnwise_engine_support.error_lines import error_line
 from turnwise_sglang_engine.frames import Frame
 from turnwise_sglang_engine.grammars import grammar_key
 from turnwise_sglang_engine.loading import check_shared_memory, make_tensors, map_file, pickle_tensors
 from turnwise_sglang_engine.requests import FILTERED, GREEDY, PLAIN
+from turnwise_sglang_engine.served_pictures import ServedPicture, ServedPictures
 
 _DISPATCH_POLL_S = 0.001
 _ABORTED_IN_QUEUE: Final = "Aborted by AbortReq."
@@ -40,10 +43,12 @@ class Turn:
     Attributes:
         head: head of the request's frame.
         context: (n,) ids.
+        pictures: of the context.
         rid: SGLang's id. SGLang aborts by prefix, so no id is a prefix of another.
         aborted: whether to end the request with the tokens it has.
         state: the request's state in SGLang's tokenizer manager, kept when it is aborted.
         task: the task that serves the request.
+        images: the pictures with their arrays, once they are read; None if there are none.
         ids: sampled ids.
         logprobs: of these ids; empty for a greedy request.
         spans: weight version, start and end of runs of these ids.
@@ -56,10 +61,12 @@ class Turn:
 
     head: dict[str, Any]
     context: list[int]
+    pictures: tuple[PlacedPicture, ...] = ()
     rid: str = ""
     aborted: bool = False
     state: Any = None
     task: asyncio.Task[None] | None = None
+    images: list[ServedPicture] | None = None
     ids: list[int] = field(factory=list)
     logprobs: list[float] = field(factory=list)
     spans: list[tuple[int, int, int]] = field(factory=list)
@@ -140,6 +147,7 @@ class Service:
         serialize: serializes named tensors for one rank.
         num_ranks: number of ranks.
         num_nodes: number of nodes that they are on, the first ranks on this one.
+        pictures: of requests; None if the model reads none.
         group: owns the tasks.
         send: sends a frame's head and arrays.
     """
@@ -150,6 +158,7 @@ class Service:
     num_ranks: int
     group: asyncio.TaskGroup
     num_nodes: int = field(default=1, kw_only=True)
+    pictures: ServedPictures | None = field(default=None, kw_only=True)
     send: Callable[..., None] = field(init=False)
     _turns: dict[int, Turn] = field(factory=dict, init=False)
     _open: bool = field(default=True, init=False)
@@ -162,6 +171,8 @@ class Service:
         head = frame.head
         if head["op"] == "generate":
             turn = self._turns[head["id"]] = Turn(head, frame.arrays[0].tolist())
+            if self.pictures is not None:
+                turn.pictures = self.pictures.take(head["pictures"], frame.arrays[1:])
             turn.task = self.group.create_task(self._serve(turn))
         elif head["op"] == "cancel":
             running = self._turns.get(head["id"])
@@ -195,7 +206,15 @@ class Service:
             arrays.append(np.frombuffer(turn.routes, np.int32))
         self.send(head, *arrays)
 
+    async def _read_pictures(self, turn: Turn) -> None:
+        if self.pictures is not None and turn.pictures:
+            try:
+                turn.images = await self.pictures.read(turn.context, turn.pictures)
+            except DataError as error:
+                raise ServiceError(str(error)) from error
+
     async def _sample(self, turn: Turn) -> None:
+        await self._read_pictures(turn)
         while not turn.reason:
             async with self._gate:
                 await self._gate.wait_for(lambda: self._open or turn.aborted)
@@ -207,6 +226,7 @@ class Service:
             turn.rid = uuid.uuid4().hex
             request = self.structs.GenerateReqInput(
                 input_ids=turn.context + turn.ids,
+                image_data=turn.images,
                 sampling_params=turn.options,
                 rid=turn.rid,
                 return_logprob=turn.head["method"] == PLAIN,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,13 @@ class StagedWeights:
         self.file.close()
 
 
-def stage(weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, *, whole: bool) -> StagedWeights:
+def stage(
+    weights: Iterable[tuple[str, Any]],
+    expected: ExpectedWeights,
+    *,
+    whole: bool,
+    name_for_sglang: Callable[[str], str] = str,
+) -> StagedWeights:
     """
     Check weights and copy them to a memory file. Blocks until all are copied.
 
@@ -102,6 +108,7 @@ def stage(weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, *, whol
         weights: name and array or tensor of each; views that are valid only until the next one are fine.
         expected: the weights that the model has.
         whole: whether every weight of the model is needed.
+        name_for_sglang: of a weight. SGLang ignores some names that it does not know.
 
     Raises:
         EngineError: an unknown name, a wrong shape or dtype, a duplicate or missing weight, no memory, or any error of
@@ -114,7 +121,7 @@ def stage(weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, *, whol
     staged = StagedWeights(io.FileIO(os.memfd_create("turnwise-weights", os.MFD_CLOEXEC), "w"))
     try:
         with engine_errors("cannot read the new weights"):
-            _copy_all(staged, weights, expected)
+            _copy_all(staged, weights, expected, name_for_sglang)
         if whole:
             expected.check_complete(staged.names, whole=True)
     except BaseException:
@@ -123,7 +130,12 @@ def stage(weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, *, whol
     return staged
 
 
-def _copy_all(staged: StagedWeights, weights: Iterable[tuple[str, Any]], expected: ExpectedWeights) -> None:
+def _copy_all(
+    staged: StagedWeights,
+    weights: Iterable[tuple[str, Any]],
+    expected: ExpectedWeights,
+    name_for_sglang: Callable[[str], str],
+) -> None:
     names: set[str] = set()
     for name, weight in weights:
         if name in names:
@@ -133,4 +145,4 @@ def _copy_all(staged: StagedWeights, weights: Iterable[tuple[str, Any]], expecte
         check_dtype(name, array.dtype.name)
         expected.check(name, array.shape)
         if expected.is_loaded(name):
-            staged.add(name, array)
+            staged.add(name_for_sglang(name), array)

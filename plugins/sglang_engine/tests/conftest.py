@@ -67,3 +67,27 @@ def ask():
         return simple_request(*arguments, **{"temperature": 0.0, **sampling})
 
     return make
+
+
+def make_vision_reference(kind, directory):
+    """Write a tiny vision-language model. SGLang reads patches of Qwen2.5-VL only in the size of the large ones."""
+    import turnwise_tiny_models as tiny
+    from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
+
+    tokenizer = tiny.byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=tiny.VISION_TOKENS)
+    model = getattr(tiny, f"tiny_{kind}")(tokenizer, tiny.VisionSizes(patch_size=14))
+    processor = tiny.image_processor(14, 112 * 112)
+    tiny.save_vision(randomize_weights(model), tokenizer, directory, processor)
+    return VisionReference(directory)
+
+
+@pytest.fixture(scope="session")
+def qwen2_5_vl(tmp_path_factory):
+    """The forward pass of a tiny Qwen2.5-VL."""
+    return make_vision_reference("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl"))
+
+
+@pytest.fixture(scope="session")
+def qwen3_vl(tmp_path_factory):
+    """The forward pass of a tiny Qwen3-VL."""
+    return make_vision_reference("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl"))

@@ -61,6 +61,39 @@ class TestSglang(EngineSuite):
         )
 
 
+@pytest.mark.sglang
+@pytest.mark.slow
+class TestSglangVision(EngineSuite):
+    """The standard tests with SGLang and a vision-language model, and the checks of pictures."""
+
+    entry_point = "sglang_engine"
+    module = "turnwise_sglang_engine"
+    registered = "sglang"
+    shared_engine = True
+
+    @pytest.fixture
+    def config(self, qwen3_vl):
+        """A small context, and the tokenizer: with it SGLang sends arrays of pictures by shared memory."""
+        return SglangConfig(model=qwen3_vl.path, device="cpu", max_context=512, num_threads=1, stop_strings=True)
+
+    @pytest.fixture
+    def probe(self, qwen3_vl):
+        """The model's forward pass, and four pictures, of which one has to be scaled down."""
+        from turnwise_testing.inputs.vision import draw_picture
+
+        sizes = [(56, 56), (56, 56), (150, 120), (28, 28)]
+        pictures = [draw_picture(number, *size) for number, size in enumerate(sizes)]
+        vocab_size = qwen3_vl.model(variant=0).config.text_config.vocab_size
+        return EngineProbe(
+            vocab_size=vocab_size,
+            num_long_tokens=400,
+            reference=qwen3_vl,
+            logprob_bound=1e-4,
+            timeout_s=300.0,
+            pictures=qwen3_vl.probe(pictures),
+        )
+
+
 class TestDiagnostic(PluginSuite):
     """The standard tests of the registration."""
 

@@ -8,6 +8,7 @@ import pytest
 from images import ENGINE, IMAGE, RUN_OPTIONS, why_no_containers
 
 from turnwise import Resources
+from turnwise_testing.checks.workspace import count
 from turnwise_workspaces import Command, WorkspaceSpec
 from turnwise_workspaces.config import ContainersConfig
 from turnwise_workspaces.containers import ContainersBackend
@@ -28,9 +29,10 @@ def test_the_end_of_processes_needs_no_bound(monkeypatch):
             async with asyncio.timeout(60):
                 await workspace.end_processes()
                 await workspace.end_processes()
-            text = "grep -l 98772 /proc/[0-9]*/cmdline; while ! grep -q 3600 /proc/[0-9]*/cmdline; do :; done"
-            done = await workspace.exec(Command(argv=("/bin/sh", "-c", f"{{ {text}; }} 2>/dev/null | grep -v $$")))
-            assert done.stdout == b""
+            assert await count(workspace, "sleep 98772") == 0
+            async with asyncio.timeout(60):
+                while await count(workspace, "sleep 3600") != 1:
+                    pass
         finally:
             await workspace.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -58,7 +59,11 @@ def service(tmp_path) -> Iterator[Service]:
 
 def clients() -> list[psutil.Process]:
     """Return the clients of this process that wait for a command."""
-    return [each for each in psutil.Process().children() if "exec" in each.cmdline()]
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            found += [process] if "exec" in process.cmdline() else []
+    return found
 
 
 @pytest.mark.slow

@@ -203,15 +203,16 @@ def test_a_whole_root_comes_back():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("engine")
-def test_an_archive_of_a_container_is_bounded():
-    """A file of a terabyte without data has one in an archive of `tar`: an error, and processes go on."""
+@pytest.mark.parametrize(("disk", "limit"), [("tmpfs", 24), ("none", 4)])
+def test_a_snapshot_of_a_container_is_bounded(disk, limit):
+    """A file of a terabyte without data would have it in an archive or an image: an error, and processes go on."""
 
     async def run():
         spec = WorkspaceSpec(image=IMAGE, limits=Limits(disk_mb=4))
-        workspace = await containers("tmpfs").start(spec)
+        workspace = await containers(disk).start(spec)
         try:
             await do(workspace, "truncate -s 1099511627776 big; (while :; do echo tick > fifo; done) & mkfifo fifo")
-            with pytest.raises(WorkspaceFileError, match="cannot be copied: more than 24 MiB"):
+            with pytest.raises(WorkspaceFileError, match=f"cannot be copied: more than {limit} MiB"):
                 await workspace.snapshot()
             assert await do(workspace, "read x < fifo; echo $x; rm big") == "tick\n"
             await workspace.restore(await workspace.snapshot())

@@ -121,8 +121,17 @@ def new_image() -> str:
     return f"{_REPOSITORY}:{uuid.uuid4().hex}"
 
 
-async def save_image(command: Sequence[str], name: str, image: str) -> None:
-    """Keep the files of a container as an image, and pause its processes meanwhile."""
+async def save_image(command: Sequence[str], name: str, image: str, limit: int) -> None:
+    """
+    Keep the files of a container as an image, and pause its processes meanwhile.
+
+    Raises:
+        WorkspaceFileError: files that are not in the container's image have more bytes than the limit. Holes count,
+            which an engine fills when it copies them.
+    """
+    size = int(await ask_engine([*command, "inspect", "--size", "--format", "{{.SizeRw}}", name]))
+    if size > limit:
+        raise WorkspaceFileError(f"Error: the files cannot be copied: more than {limit // 2**20} MiB")
     label = f"LABEL {LABEL}={this_process()}"
     await ask_engine([*command, "commit", "--pause=true", "--change", label, name, image])
 

@@ -237,7 +237,7 @@ class ContainerWorkspace:
     async def _save_image(self) -> Kept:
         image = new_image()
         self._images.append(image)
-        await save_image(self.command, self.name, image)
+        await save_image(self.command, self.name, image, self.spec.limits.disk_mb * 2**20)
         return Kept(image=image)
 
     async def _remove(self, *names: str) -> None:

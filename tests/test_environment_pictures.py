@@ -48,6 +48,7 @@ def test_a_walk_is_recorded(tmp_path: Path) -> None:
         assert texts == ["Name a direction."]
 
 
+@pytest.mark.slow
 def test_the_number_of_pictures(tmp_path: Path) -> None:
     """An observation with one more ends its episode at the limit."""
     done = roll_out(tmp_path, make_walk(tmp_path), "rollout.max_pictures=2")

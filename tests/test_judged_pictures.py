@@ -42,13 +42,14 @@ def make_judged(folder: Path, *, takes_pictures: bool = True) -> Path:
     return write_run(folder, reward="judged", judge=judge, plugins=[*PLUGINS, "acme_judged"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         (),
         pytest.param(
             ("runtime=ray", "runtime.num_workers=1", "runtime.num_replicas=1", "runtime.reward_workers=1"),
-            marks=[pytest.mark.ray, pytest.mark.slow],
+            marks=pytest.mark.ray,
         ),
     ],
     ids=["local", "ray"],
@@ -63,6 +64,7 @@ def test_the_judge_sees_the_pictures(tmp_path: Path, words: tuple[str, ...]) -> 
     assert [[key for _start, _size, key in places] for places in asked] == [[CAT.key, DOG.key]] * 4
 
 
+@pytest.mark.slow
 def test_a_judge_that_takes_none_is_named(tmp_path: Path) -> None:
     """In one line."""
     done = roll_out(tmp_path, make_judged(tmp_path, takes_pictures=False))

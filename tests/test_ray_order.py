@@ -55,6 +55,7 @@ def test_ray_starts_a_small_call_before_a_large_one_and_numbers_order_them():
     ray.kill(actor)
 
 
+@pytest.mark.slow
 def test_an_abort_ends_large_episodes_that_are_on_their_way():
     """Each would run to its end if the abort reached its worker first and was lost."""
     tasks = [Task(messages=task.messages, uid=task.uid, extra={"text": LARGE}) for task in make_tasks(24)]

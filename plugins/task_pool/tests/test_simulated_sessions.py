@@ -23,7 +23,7 @@ def test_sessions_under_random_orders():
     run(range(10))
 
 
-@pytest.mark.many_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [52, 68, 103])
 def test_every_episode_ends(seed):
     """An attempt ends also when its score meets the end of its lease, or when its end meets the start of a call."""

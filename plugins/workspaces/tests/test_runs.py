@@ -210,6 +210,7 @@ def test_an_agent_whose_snapshots_fail(fault, text, tmp_path):
     assert text in str(episode.fault)
 
 
+@pytest.mark.slow
 def test_a_backend_without_snapshots_stops_the_run(tmp_path):
     """Before any episode, in one line with the name of the backend."""
     plain = FAULTY.replace("FaultyBackend(MemoryBackend(), config)", "Plain()").replace(

@@ -138,7 +138,7 @@ async def save_image(command: Sequence[str], name: str, image: str, limit: int) 
 
 async def remove_images(command: Sequence[str], images: Sequence[str]) -> None:
     """
-    Remove images, the latest first because it may be made of the ones before. Those that are gone are no failure.
+    Remove images, the latest first because it may be made of the ones before. An image that is gone is no failure.
 
     Raises:
         InfrastructureError: one cannot be removed.

@@ -155,7 +155,7 @@ def build_samples(results: Sequence[EpisodeResult], group_id: int, version_offse
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
     if any(record.pictures for result in results for record in result.trajectories):
-        raise ConfigError("the samples for TRL have no place for pictures: use turnwise-grpo-trainer")
+        raise ConfigError("the samples for TRL have no place for pictures: use TurnwiseGRPOTrainer")
     kept = [result for result in results if result.trainable and result.reward is not None]
     if len(kept) < 2:
         return []

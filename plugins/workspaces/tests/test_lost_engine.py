@@ -36,6 +36,9 @@ RUNTIME = b"Error: OCI runtime error: runc: exec failed: unable to start contain
         (125, b'Error: Get "http://d/exec/json": dial unix /x.sock: connect: connection refused\n', "Error: Get"),
         (1, b"Error response from daemon: No such container: x\n", "Error response from daemon"),
         (255, RUNTIME, ""),
+        (255, b"Error: of the agent\nmark 255\n", ""),
+        (137, b"Error: of the agent, which has killed the shell\n", ""),
+        (None, b"Error: of the agent, whose time has ended\n", ""),
         (126, RUNTIME.replace(b"error:", b"exec failed:"), ""),
     ],
 )

@@ -29,6 +29,7 @@ for s in 30 60 120; do [ "$done" ] && exit; sleep $s; "$@" >/dev/null 2>&1 && do
 """An engine may finish what it began for a client that is gone, and it may be down, so one removal is not enough."""
 _KEPT_ERRORS: Final = 4096
 _STARTS_OF_FAILURES: Final = ("Error: ", "Error response from daemon: ", "error during connect: ", "Cannot connect to ")
+_CODES_OF_FAILURES: Final = (1, 125, 255)
 _BY_RUNTIME: Final = "OCI runtime"
 """In the message of a process that cannot start, which a container at its limits causes, and so the agent."""
 
@@ -99,18 +100,21 @@ def find_loss(code: int | None, errors: bytes, mark: str) -> str:
     Return why an engine has lost a command; empty if it has not.
 
     The monitor of a command may end, or the engine's service be started again, while the container runs on. A client
-    then says so, or even returns 0, because the new service knows no exit code.
+    then says so, or even returns 0, because the new service knows no exit code. The agent may write to the client, too,
+    so its words count only without the end that the shell around the command says, and with an engine's exit code.
 
     Args:
-        code: of the client.
+        code: of the client; None for a command whose time ended.
         errors: what it wrote, with the line of the command's end.
         mark: first word of that line.
     """
     lines = errors.decode(errors="replace").splitlines()
-    if code != 0:
+    if any(line.startswith(mark) for line in lines):
+        return ""
+    if code in _CODES_OF_FAILURES:
         said = (line for line in lines if line.startswith(_STARTS_OF_FAILURES) and _BY_RUNTIME not in line)
         return next(said, "")
-    return "" if any(line.startswith(mark) for line in lines) else "its client ended before it"
+    return "its client ended before it" if code == 0 else ""
 
 
 async def start_program(

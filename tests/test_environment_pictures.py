@@ -13,8 +13,8 @@ from training_site import make_site, run, steps_of, train
 
 from turnwise_result_files import read_results
 from turnwise_testing.inputs.vision import QWEN_3_VL
-from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
-from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl
+from turnwise_testing.references.vision_reference import VisionReference
+from turnwise_tiny_models import save_random_vision
 
 WALK = Path(__file__).parents[1] / "plugins/environments/tests/grid_walk.py"
 AGENT = {"name": "environment", "environment": "./grid_walk.py:GridWalk", "max_turns": 3}
@@ -64,8 +64,7 @@ def test_a_training_in_an_environment_with_pictures(tmp_path: Path) -> None:
     """Sampled tokens have the probabilities of a plain forward pass, and the trainer computes the same."""
     make_site(tmp_path)
     shutil.copy(WALK, tmp_path)
-    tokenizer = byte_level_tokenizer(["What is shown?"] * 3, 300, special_tokens=VISION_TOKENS, chat_template=QWEN_3_VL)
-    save_vision(randomize_weights(tiny_qwen2_5_vl(tokenizer)), tokenizer, tmp_path / "model")
+    save_random_vision("qwen2_5_vl", tmp_path / "model", text="What is shown?", chat_template=QWEN_3_VL)
     options = (
         "model.path=model",
         "modules=[./grid_walk.py]",

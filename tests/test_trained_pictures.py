@@ -12,17 +12,9 @@ from training_site import make_site, run, steps_of, train
 
 from turnwise_result_files import read_results
 from turnwise_testing.inputs.vision import QWEN_3_VL, draw_picture
-from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
-from turnwise_tiny_models import (
-    VISION_TOKENS,
-    VisionSizes,
-    byte_level_tokenizer,
-    save_vision,
-    tiny_qwen2_5_vl,
-    tiny_qwen3_vl,
-)
+from turnwise_testing.references.vision_reference import VisionReference
+from turnwise_tiny_models import VisionSizes, save_random_vision
 
-MODELS = {"qwen2_5_vl": tiny_qwen2_5_vl, "qwen3_vl": tiny_qwen3_vl}
 ENGINES = {
     "transformers": "engine={name: transformers, device: cpu, max_context: 160}",
     "vllm": f"engine={{name: vllm, max_context: 160, kv_cache_bytes: {64 << 20}, num_threads: 1}}",
@@ -69,9 +61,8 @@ def options(names):
 def site(names, tmp_path):
     """A folder with a random model and tasks that show one to three pictures."""
     make_site(tmp_path)
-    tokenizer = byte_level_tokenizer(["What is shown?"] * 3, 300, special_tokens=VISION_TOKENS, chat_template=QWEN_3_VL)
-    model = MODELS[names[0]](tokenizer, SIZES[names[1]])
-    save_vision(randomize_weights(model), tokenizer, tmp_path / "model")
+    kind, sizes = names[0], SIZES[names[1]]
+    save_random_vision(kind, tmp_path / "model", sizes, text="What is shown?", chat_template=QWEN_3_VL)
     rows = []
     for number in range(5):
         content: list[dict[str, str]] = [{"type": "text", "text": "What is shown?"}]

@@ -71,14 +71,11 @@ def ask():
 
 def make_vision_reference(kind, directory):
     """Write a tiny vision-language model. SGLang reads patches of Qwen2.5-VL only in the size of the large ones."""
-    import turnwise_tiny_models as tiny
-    from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
+    from turnwise_testing.references.vision_reference import VisionReference
+    from turnwise_tiny_models import VisionSizes, image_processor, save_random_vision
 
-    tokenizer = tiny.byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=tiny.VISION_TOKENS)
-    model = getattr(tiny, f"tiny_{kind}")(tokenizer, tiny.VisionSizes(patch_size=14))
-    processor = tiny.image_processor(14, 112 * 112)
-    tiny.save_vision(randomize_weights(model), tokenizer, directory, processor)
-    return VisionReference(directory)
+    sizes, processor = VisionSizes(patch_size=14), image_processor(14, 112 * 112)
+    return VisionReference(save_random_vision(kind, directory, sizes, processor=processor))
 
 
 @pytest.fixture(scope="session")

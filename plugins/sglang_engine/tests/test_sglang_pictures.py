@@ -53,19 +53,6 @@ def ask(qwen2_5_vl):
     return make
 
 
-@pytest.fixture
-def assert_exact(qwen2_5_vl):
-    """A function that compares a part of a result with a forward pass."""
-
-    def check(request, result, variant=0, part=slice(None)):
-        ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
-        num_context = len(request.token_ids)
-        expected, _ = qwen2_5_vl.scores(ids, num_context, temperature=1.0, variant=variant, pictures=request.pictures)
-        np.testing.assert_allclose(result.logprobs[part], expected[part], atol=1e-4, rtol=0)
-
-    return check
-
-
 async def start_and_hear(engine, request, group):
     """Start a request, and wait for its first token."""
     heard = asyncio.Event()
@@ -74,7 +61,7 @@ async def start_and_hear(engine, request, group):
     return task
 
 
-def test_conversations_with_pictures_in_every_turn(engine, runner, ask, assert_exact):
+def test_conversations_with_pictures_in_every_turn(engine, runner, ask, qwen2_5_vl):
     """Three at once; each turn finds all tokens of the one before in the cache, pictures included."""
 
     async def converse(number):
@@ -84,7 +71,7 @@ def test_conversations_with_pictures_in_every_turn(engine, runner, ask, assert_e
             parts += [[60, 61], (number + turn) % 4, [62], turn % 2, [63]]
             request = ask(f"c{number}.{turn}", parts)
             result = await engine.generate(request)
-            assert_exact(request, result)
+            qwen2_5_vl.expect_logprobs(request, result)
             assert result.num_cached_tokens >= before
             before = len(request.token_ids)
             parts.append(result.token_ids.tolist())
@@ -97,26 +84,26 @@ def test_conversations_with_pictures_in_every_turn(engine, runner, ask, assert_e
     runner.run(scenario())
 
 
-def test_a_sampled_placeholder_is_text(engine, runner, ask, assert_exact, qwen2_5_vl):
+def test_a_sampled_placeholder_is_text(engine, runner, ask, qwen2_5_vl):
     """Before and behind a picture the id of a placeholder has no picture."""
     pad = qwen2_5_vl.placeholder
     request = ask("sampled", [[50, pad, 51], 0, [52, pad, 53]])
-    assert_exact(request, runner.run(engine.generate(request)))
+    qwen2_5_vl.expect_logprobs(request, runner.run(engine.generate(request)))
 
 
-def test_the_same_ids_behind_another_picture_are_not_cached(engine, runner, ask, assert_exact):
+def test_the_same_ids_behind_another_picture_are_not_cached(engine, runner, ask, qwen2_5_vl):
     """The prefix cache has the key of a picture in place of its placeholders."""
     first, second = (ask(f"other{number}", [[70, 71], number, [72] * 20]) for number in range(2))
     assert first.token_ids.tolist() == second.token_ids.tolist()
 
-    assert_exact(first, runner.run(engine.generate(first)))
+    qwen2_5_vl.expect_logprobs(first, runner.run(engine.generate(first)))
     result = runner.run(engine.generate(second))
 
-    assert_exact(second, result)
+    qwen2_5_vl.expect_logprobs(second, result)
     assert result.num_cached_tokens == 2
 
 
-def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, assert_exact):
+def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, qwen2_5_vl):
     """And the next request is served."""
     request = ask("aborted", [[50], 0, [51]], max_tokens=400)
 
@@ -129,13 +116,13 @@ def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, assert_exact):
     aborted = runner.run(scenario())
     assert aborted.finish_reason is FinishReason.ABORT
     assert len(aborted.token_ids)
-    assert_exact(request, aborted)
+    qwen2_5_vl.expect_logprobs(request, aborted)
     later = ask("later", [[50], 0, [51]])
-    assert_exact(later, runner.run(engine.generate(later)))
+    qwen2_5_vl.expect_logprobs(later, runner.run(engine.generate(later)))
 
 
 @pytest.mark.parametrize("parts", [[[50], 0, [51], 2, [52]], [[50], 2]], ids=["text", "picture"])
-def test_weights_change_between_two_tokens(engine, runner, ask, assert_exact, qwen2_5_vl, parts):
+def test_weights_change_between_two_tokens(engine, runner, ask, qwen2_5_vl, parts):
     """Tokens behind the update see the picture through the new vision tower too, also if it ends the context."""
     heard = threading.Event()
     request = evolve(ask("updated", parts, max_tokens=400), on_tokens=lambda _ids: heard.set())
@@ -158,15 +145,15 @@ def test_weights_change_between_two_tokens(engine, runner, ask, assert_exact, qw
         new = np.broadcast_to(result.weight_version, result.token_ids.shape) == 1
         assert not new.all()
         assert new.any()
-        assert_exact(request, result, part=~new)
-        assert_exact(request, result, variant=1, part=new)
+        qwen2_5_vl.expect_logprobs(request, result, part=~new)
+        qwen2_5_vl.expect_logprobs(request, result, variant=1, part=new)
         again = ask("again", parts)
-        assert_exact(again, runner.run(engine.generate(again)), variant=1)
+        qwen2_5_vl.expect_logprobs(again, runner.run(engine.generate(again)), variant=1)
     finally:
         runner.run(engine.update_weights(qwen2_5_vl.weights(variant=0), 2))
 
 
-def test_only_the_vision_tower_changes(engine, runner, ask, assert_exact, qwen2_5_vl):
+def test_only_the_vision_tower_changes(engine, runner, ask, qwen2_5_vl):
     """SGLang keeps no features of a picture that a former tower has computed."""
     import torch
 
@@ -179,6 +166,6 @@ def test_only_the_vision_tower_changes(engine, runner, ask, assert_exact, qwen2_
         for weights, version in ((new, 3), (old, 4)):
             runner.run(engine.update_weights(weights.items(), version))
             reference.load_state_dict(weights, strict=False)
-            assert_exact(request, runner.run(engine.generate(request)))
+            qwen2_5_vl.expect_logprobs(request, runner.run(engine.generate(request)))
     finally:
         reference.load_state_dict(old, strict=False)

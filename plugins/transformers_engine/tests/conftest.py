@@ -19,9 +19,8 @@ from turnwise_testing.engines.scenarios import (
     simple_request,
 )
 from turnwise_testing.references.reference_model import TransformersReference, save_random_model
-from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
-from turnwise_tiny_models import VISION_TOKENS, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
-from turnwise_tiny_models.tokenizer import byte_level_tokenizer
+from turnwise_testing.references.vision_reference import VisionReference
+from turnwise_tiny_models import byte_level_tokenizer, save_random_vision
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.fused.decoder import FusedDecoder
 
@@ -84,23 +83,16 @@ def tiny_llama(tmp_path_factory, save_model):
     return save_model(tmp_path_factory.mktemp("llama"), "llama")
 
 
-def make_vision_reference(make, directory):
-    """Write a tiny vision-language model to a directory, and return its forward pass."""
-    tokenizer = byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=VISION_TOKENS)
-    save_vision(randomize_weights(make(tokenizer)), tokenizer, directory)
-    return VisionReference(directory)
-
-
 @pytest.fixture(scope="session")
 def qwen2_5_vl(tmp_path_factory):
     """The forward pass of a tiny Qwen2.5-VL."""
-    return make_vision_reference(tiny_qwen2_5_vl, tmp_path_factory.mktemp("qwen2_5_vl"))
+    return VisionReference(save_random_vision("qwen2_5_vl", tmp_path_factory.mktemp("qwen2_5_vl")))
 
 
 @pytest.fixture(scope="session")
 def qwen3_vl(tmp_path_factory):
     """The forward pass of a tiny Qwen3-VL."""
-    return make_vision_reference(tiny_qwen3_vl, tmp_path_factory.mktemp("qwen3_vl"))
+    return VisionReference(save_random_vision("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl")))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,8 @@ from turnwise_engine_support.pictures import PictureReader, placeholders_at
 from turnwise_result_files.media import MediaFolder
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.inputs.vision import draw_picture
-from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
-from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+from turnwise_testing.references.vision_reference import VisionReference
+from turnwise_tiny_models import VisionKind, save_random_vision
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -26,18 +27,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-MAKERS = {"qwen2_5_vl": tiny_qwen2_5_vl, "qwen3_vl": tiny_qwen3_vl}
 SIZES = ((8, 8), (24, 24), (16, 40), (40, 8))
 NUM_LEARNED = 9
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=get_args(VisionKind))
 def reference(request, tmp_path_factory):
     """The forward pass of a tiny vision-language model."""
-    folder = tmp_path_factory.mktemp(request.param)
-    tokenizer = byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=VISION_TOKENS)
-    save_vision(randomize_weights(MAKERS[request.param](tokenizer)), tokenizer, folder)
-    return VisionReference(folder)
+    return VisionReference(save_random_vision(request.param, tmp_path_factory.mktemp(request.param)))
 
 
 def make_row(reference, seed, num_pictures):

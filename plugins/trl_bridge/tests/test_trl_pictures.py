@@ -1,5 +1,7 @@
 """TRL's real GRPOTrainer on records with pictures: it computes what a plain forward pass over each record does."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,8 @@ from turnwise.media import picture_part
 from turnwise.types import MediaTokens, PlacedPicture
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.inputs.vision import draw_picture
-from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
-from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+from turnwise_testing.references.vision_reference import VisionReference
+from turnwise_tiny_models import VisionKind, save_random_vision
 from turnwise_trl_bridge import Rollouts, build_dataset
 
 pytestmark = [
@@ -23,17 +25,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-MAKERS = {"qwen2_5_vl": tiny_qwen2_5_vl, "qwen3_vl": tiny_qwen3_vl}
 SIZES = ((8, 8), (24, 24), (16, 40), (40, 8))
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=get_args(VisionKind))
 def reference(request, tmp_path_factory):
     """The forward pass of a tiny vision-language model."""
-    folder = tmp_path_factory.mktemp(request.param)
-    tokenizer = byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=VISION_TOKENS)
-    save_vision(randomize_weights(MAKERS[request.param](tokenizer)), tokenizer, folder)
-    return VisionReference(folder)
+    return VisionReference(save_random_vision(request.param, tmp_path_factory.mktemp(request.param)))
 
 
 def make_record(reference, seed, num_pictures):

@@ -223,13 +223,10 @@ def ask():
 
 def make_vision_reference(kind, directory):
     """Write a tiny vision-language model, whose heads have the smallest size of vLLM's kernels for a CPU."""
-    import turnwise_tiny_models as tiny
-    from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
+    from turnwise_testing.references.vision_reference import VisionReference
+    from turnwise_tiny_models import VisionSizes, save_random_vision
 
-    tokenizer = tiny.byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=tiny.VISION_TOKENS)
-    model = getattr(tiny, f"tiny_{kind}")(tokenizer, tiny.VisionSizes(hidden_size=128))
-    tiny.save_vision(randomize_weights(model), tokenizer, directory)
-    return VisionReference(directory)
+    return VisionReference(save_random_vision(kind, directory, VisionSizes(hidden_size=128)))
 
 
 @pytest.fixture(scope="session")

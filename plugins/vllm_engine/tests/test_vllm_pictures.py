@@ -52,19 +52,6 @@ def ask(qwen3_vl):
     return make
 
 
-@pytest.fixture
-def assert_exact(qwen3_vl):
-    """A function that compares a part of a result with a forward pass."""
-
-    def check(request, result, variant=0, part=slice(None)):
-        ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
-        num_context = len(request.token_ids)
-        expected, _ = qwen3_vl.scores(ids, num_context, temperature=1.0, variant=variant, pictures=request.pictures)
-        np.testing.assert_allclose(result.logprobs[part], expected[part], atol=1e-4, rtol=0)
-
-    return check
-
-
 async def start_and_hear(engine, request, group):
     """Start a request, and wait for its first token."""
     heard = asyncio.Event()
@@ -73,7 +60,7 @@ async def start_and_hear(engine, request, group):
     return task
 
 
-def test_conversations_with_pictures_in_every_turn(engine, runner, ask, assert_exact):
+def test_conversations_with_pictures_in_every_turn(engine, runner, ask, qwen3_vl):
     """Three at once; each turn finds the full pages of the one before, pictures included."""
 
     async def converse(number):
@@ -83,7 +70,7 @@ def test_conversations_with_pictures_in_every_turn(engine, runner, ask, assert_e
             parts += [[60, 61], (number + turn) % 4, [62], turn % 2, [63]]
             request = ask(f"c{number}.{turn}", parts)
             result = await engine.generate(request)
-            assert_exact(request, result)
+            qwen3_vl.expect_logprobs(request, result)
             assert result.num_cached_tokens >= before // BLOCK * BLOCK
             before = len(request.token_ids)
             parts.append(result.token_ids.tolist())
@@ -96,14 +83,14 @@ def test_conversations_with_pictures_in_every_turn(engine, runner, ask, assert_e
     runner.run(scenario())
 
 
-def test_a_sampled_placeholder_is_text(engine, runner, ask, assert_exact, qwen3_vl):
+def test_a_sampled_placeholder_is_text(engine, runner, ask, qwen3_vl):
     """Before and behind a picture the id of a placeholder has no picture."""
     pad = qwen3_vl.placeholder
     request = ask("sampled", [[50, pad, 51], 0, [52, pad, 53]])
-    assert_exact(request, runner.run(engine.generate(request)))
+    qwen3_vl.expect_logprobs(request, runner.run(engine.generate(request)))
 
 
-def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, assert_exact):
+def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, qwen3_vl):
     """And the next request is served."""
     request = ask("aborted", [[50], 0, [51]], max_tokens=400)
 
@@ -116,12 +103,12 @@ def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, assert_exact):
     aborted = runner.run(scenario())
     assert aborted.finish_reason is FinishReason.ABORT
     assert len(aborted.token_ids)
-    assert_exact(request, aborted)
+    qwen3_vl.expect_logprobs(request, aborted)
     later = ask("later", [[50], 0, [51]])
-    assert_exact(later, runner.run(engine.generate(later)))
+    qwen3_vl.expect_logprobs(later, runner.run(engine.generate(later)))
 
 
-def test_weights_change_between_two_tokens(engine, runner, ask, assert_exact, qwen3_vl):
+def test_weights_change_between_two_tokens(engine, runner, ask, qwen3_vl):
     """Tokens behind the update see the picture through the new vision tower too."""
     request = ask("updated", [[50], 0, [51], 2, [52]], max_tokens=300)
 
@@ -135,16 +122,16 @@ def test_weights_change_between_two_tokens(engine, runner, ask, assert_exact, qw
         result = runner.run(scenario())
         new = np.broadcast_to(result.weight_version, result.token_ids.shape) == 1
         assert not new.all()
-        assert_exact(request, result, part=~new)
-        assert_exact(request, result, variant=1, part=new)
+        qwen3_vl.expect_logprobs(request, result, part=~new)
+        qwen3_vl.expect_logprobs(request, result, variant=1, part=new)
         again = ask("again", [[50], 0, [51], 2, [52]])
-        assert_exact(again, runner.run(engine.generate(again)), variant=1)
+        qwen3_vl.expect_logprobs(again, runner.run(engine.generate(again)), variant=1)
     finally:
         runner.run(engine.update_weights(qwen3_vl.weights(variant=0), 2))
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_slept_engine_reads_the_picture_again(engine, runner, ask, assert_exact, qwen3_vl, level):
+def test_a_slept_engine_reads_the_picture_again(engine, runner, ask, qwen3_vl, level):
     """After sleep, wake-up and an update, the same request has the log-probabilities of the new weights."""
     request = ask("slept", [[50], 0, [51], 2, [52] * 40])
 
@@ -158,6 +145,6 @@ def test_a_slept_engine_reads_the_picture_again(engine, runner, ask, assert_exac
     try:
         result = runner.run(scenario())
         assert result.num_cached_tokens == 0
-        assert_exact(request, result, variant=1)
+        qwen3_vl.expect_logprobs(request, result, variant=1)
     finally:
         runner.run(engine.update_weights(qwen3_vl.weights(variant=0), 4))

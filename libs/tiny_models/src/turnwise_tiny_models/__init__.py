@@ -12,6 +12,7 @@ from turnwise_tiny_models.fitting import (
     pad_demonstrations,
 )
 from turnwise_tiny_models.model import save, tiny_qwen3
+from turnwise_tiny_models.random_vision import VisionKind, save_random_vision
 from turnwise_tiny_models.tokenizer import (
     CHATML,
     CONTEXT_LENGTH,
@@ -45,6 +46,7 @@ __all__ = [
     "Demonstration",
     "FitConfig",
     "Training",
+    "VisionKind",
     "VisionSizes",
     "batched",
     "byte_level_tokenizer",
@@ -52,6 +54,7 @@ __all__ = [
     "image_processor",
     "pad_demonstrations",
     "save",
+    "save_random_vision",
     "save_vision",
     "tiny_qwen2_5_vl",
     "tiny_qwen3",

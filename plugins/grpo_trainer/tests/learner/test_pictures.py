@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -28,22 +29,18 @@ from turnwise_grpo_trainer.objective.picture_rows import add_pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows
 from turnwise_grpo_trainer.processes.trainers import export
 from turnwise_testing.inputs.vision import draw_picture
-from turnwise_testing.references.vision_reference import VisionReference, randomize_weights
-from turnwise_tiny_models import VISION_TOKENS, byte_level_tokenizer, save_vision, tiny_qwen2_5_vl, tiny_qwen3_vl
+from turnwise_testing.references.vision_reference import VisionReference
+from turnwise_tiny_models import VisionKind, save_random_vision
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
 POLICY = PolicyConfig(device="cpu")
 SIZES = ((8, 8), (24, 24), (16, 40), (40, 8))
-MAKERS = {"qwen2_5_vl": tiny_qwen2_5_vl, "qwen3_vl": tiny_qwen3_vl}
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=get_args(VisionKind))
 def reference(request, tmp_path_factory):
     """The forward pass of a tiny vision-language model."""
-    folder = tmp_path_factory.mktemp(request.param)
-    tokenizer = byte_level_tokenizer(["a red circle"] * 3, 300, special_tokens=VISION_TOKENS)
-    save_vision(randomize_weights(MAKERS[request.param](tokenizer)), tokenizer, folder)
-    return VisionReference(folder)
+    return VisionReference(save_random_vision(request.param, tmp_path_factory.mktemp(request.param)))
 
 
 def make_record(reference, seed, num_pictures):

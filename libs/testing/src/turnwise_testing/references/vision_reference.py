@@ -14,26 +14,9 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from turnwise.types import FloatArray, Picture, PlacedPicture
+from turnwise.types import FloatArray, GenerateRequest, GenerateResult, Picture, PlacedPicture
 from turnwise_testing.probes.pictures import PictureProbe
 from turnwise_testing.references.reference_model import TransformersReference
-
-
-def randomize_weights(model: Any) -> Any:
-    """
-    Fill the matrices of a tiny vision-language model with numbers so large that pictures count, and return it.
-
-    The numbers are the same for the same model, and no distribution of its next id is even.
-    """
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim > 1:
-                scale = 0.4 if name.startswith("lm_head") else 0.12
-                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-    return model
 
 
 @define(eq=False)
@@ -53,6 +36,31 @@ class VisionReference(TransformersReference):
         return PictureProbe(
             pictures=tuple(pictures), num_tokens=num_tokens, placeholder=self.placeholder, reference=self
         )
+
+    def expect_logprobs(
+        self,
+        request: GenerateRequest,
+        result: GenerateResult,
+        *,
+        variant: int = 0,
+        part: slice | NDArray[np.bool_] = slice(None),
+    ) -> None:
+        """
+        Compare the log-probabilities of sampled tokens with one forward pass.
+
+        Args:
+            request: with its pictures and its temperature.
+            result: of an engine.
+            variant: of the weights.
+            part: the sampled tokens that are compared.
+
+        Raises:
+            AssertionError: one of them differs by more than 1e-4.
+        """
+        ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
+        num_context, temperature = len(request.token_ids), request.sampling.temperature
+        expected, _ = self.scores(ids, num_context, temperature=temperature, variant=variant, pictures=request.pictures)
+        np.testing.assert_allclose(result.logprobs[part], expected[part], atol=1e-4, rtol=0)
 
     @property
     def placeholder(self) -> int:

@@ -29,13 +29,20 @@ def wait_for(command: str, running: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("place", ["agent", "grading"])
-def test_episodes_of_an_engine_that_is_started_again(place, tmp_path):
-    """One that it lost has no reward and the owner `infra`, and is right when it runs again; nothing is left."""
+@pytest.fixture
+def service(tmp_path):
+    """A service that ends with its test, also with one that fails."""
     if reason := why_no_containers():
         pytest.skip(reason)
     service = Service(tmp_path / "podman.sock")
     service.start()
+    yield service
+    service.kill()
+
+
+@pytest.mark.parametrize("place", ["agent", "grading"])
+def test_episodes_of_an_engine_that_is_started_again(place, service, tmp_path):
+    """One that it lost has no reward and the owner `infra`, and is right when it runs again; nothing is left."""
     tests = {"tests/test.sh": WAITING_TESTS} if place == "grading" else {}
     row = read_harbor_task(write_task(tmp_path / "task", tests)).row()
     backend = {"name": "containers", "command": list(service.command), "run_options": list(RUN_OPTIONS)}
@@ -66,4 +73,3 @@ def test_episodes_of_an_engine_that_is_started_again(place, tmp_path):
         assert (str(episode.status), episode.reward) == ("completed", 1.0)
     while list_containers():
         time.sleep(0.1)
-    service.kill()

@@ -73,7 +73,7 @@ SOURCE = """
 def check(tmp_path, monkeypatch, capsys):
     """Run `turnwise check` with a plugin that is installed for the test, and return the exit code and the lines."""
     site = tmp_path / "site"
-    install_plugin(site, "picky_parts", dedent(SOURCE))
+    install_plugin(site, "needy_parts", dedent(SOURCE))
     monkeypatch.syspath_prepend(str(site))
 
     def run(name, *arguments):

@@ -243,6 +243,8 @@ def write_site(folder: Path) -> Path:
     (folder / "data.jsonl").write_text(lines, encoding="utf-8")
     of_bfcl = [{**row, "tools": [], "bfcl": {"category": "irrelevance", "functions": {}}} for row in rows]
     (folder / "bfcl.jsonl").write_text("\n".join(map(json.dumps, of_bfcl)), encoding="utf-8")
+    scenes = [{**row, "ground_truth": "dots"} for row in rows]
+    (folder / "scenes.jsonl").write_text("\n".join(map(json.dumps, scenes)), encoding="utf-8")
     graded = [{**row, "tests": {"command": ["true"]}} for row in rows]
     (folder / "graded.jsonl").write_text("\n".join(map(json.dumps, graded)), encoding="utf-8")
     (folder / "data.json").write_text(json.dumps(rows), encoding="utf-8")

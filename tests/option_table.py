@@ -276,6 +276,7 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "rollout.validation=True": {"data": {"validation_path": "data.jsonl"}},
     "rewards/reasoning_gym": {"data": {"path": "reasoning_gym:chain_sum?size=2"}},  # it scores its own tasks alone
     "rewards/bfcl": {"data": {"path": "bfcl.jsonl"}},  # as the one above
+    "rewards/drawn_scenes": {"data": {"path": "scenes.jsonl"}},
     "rewards/workspace_tests": {"tools": {"workspace": {}}, "data": {"path": "graded.jsonl"}},
     "modules=['matrix_code']": {"reward": {"name": "matrix_code:score"}},
     "modules=['./own.py']": {"reward": {"name": "./own.py:score"}},

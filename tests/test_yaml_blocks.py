@@ -105,12 +105,14 @@ _TRAIN: Final = "a training: tests/test_train_examples.py; its other sections ar
 _TEACHER: Final = "a training: tests/test_distillation.py; its other sections are few"
 _REPLAY: Final = "needs a mixture of experts: tests/test_router_replay.py"
 _PICTURES: Final = "its tasks have pictures, and the scripted engine takes none: tests/test_drawn_scenes.py"
+_IMAGES: Final = "needs images of containers: plugins/workspace_tasks/tests/test_in_containers.py makes some"
 _LABELS: Final = "needs nodes with these labels: tests/test_ray_nodes.py"
 _STORE: Final = "needs an account and a store; the plugin's own tests run it"
 _GPU: Final = "needs GPUs"
 
 NOT_ROLLED_OUT: Final[dict[str, str]] = {
     "docs/explanation/ray.md#0 ray": _LABELS,
+    "docs/how-to/train-a-coding-agent.md#3": _IMAGES,
     "docs/how-to/train.md#0": _TRAIN,
     "docs/how-to/train.md#1": _TRAIN,
     "docs/how-to/train.md#2": _TRAIN,

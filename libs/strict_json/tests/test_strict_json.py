@@ -35,7 +35,7 @@ NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", fullm
     st.sampled_from(["e", "E", "e-", "E+"]),
     st.integers(0, 10**30),
 )
-"""All that the grammar of JSON, and so that of a constrained reply, allows."""
+"""Numbers that the grammar of JSON allows, and so the grammar of a constrained reply."""
 
 
 @settings(deadline=None)

@@ -137,7 +137,7 @@ def test_an_environment_is_at_fault_for_its_picture(chat, form, picture, reason,
 
 
 def test_a_bomb_is_not_decoded(tmp_path):
-    """The limit is that of the chat."""
+    """The chat sets the limit of pixels."""
     chat = load_chat(ModelSpec(path=save_qwen(tmp_path)), max_picture_pixels=100)
     fault = play(chat, then=(CAT,)).result.fault
     assert fault.owner == "tool"

@@ -1,4 +1,4 @@
-"""Requests with pictures around a fake SGLang: what it is given, and what never reaches it."""
+"""Requests with pictures around a fake SGLang: its input, and the refusals before it."""
 
 import asyncio
 import json

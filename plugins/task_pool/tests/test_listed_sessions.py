@@ -52,7 +52,7 @@ async def answer(offers: Offers, name: str) -> int:
 
 
 def test_all_workers_are_asked_at_once() -> None:
-    """Each has its question before any of them answers; the order is that of the leases, not of the answers."""
+    """Each has its question before any of them answers. The leases set the order of the list, not the answers."""
 
     async def scenario(offers: Offers) -> None:
         listing = asyncio.ensure_future(offers.summaries())

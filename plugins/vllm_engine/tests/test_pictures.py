@@ -1,4 +1,4 @@
-"""Requests with pictures around a fake vLLM: what it is given, and what never reaches it."""
+"""Requests with pictures around a fake vLLM: its input, and the refusals before it."""
 
 import asyncio
 import json

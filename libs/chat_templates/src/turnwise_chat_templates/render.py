@@ -68,7 +68,7 @@ class HuggingFaceTokenizer:
             if (record := record_metric.get(None)) is not None:
                 record(SPECIAL_TOKENS_METRIC, num_cuts)
             tokenizer, cut_id = self._cutting
-            return [token_id for token_id in tokenizer._encode(text) if token_id != cut_id]  # noqa: SLF001 - same class
+            return [token_id for token_id in tokenizer._encode(text) if token_id != cut_id]  # noqa: SLF001 - of this class
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:

@@ -143,7 +143,7 @@ class PictureReader:
 def _load_processor(directory: Path) -> Any:
     with engine_errors(f"cannot load the image processor of {str(directory)!r}", ConfigError):
         try:
-            import PIL  # noqa: F401 - the error of transformers has many lines
+            import PIL  # noqa: F401 - only asks for it: the error of transformers has many lines
         except ModuleNotFoundError as error:
             raise ConfigError("pictures need pillow: pip install pillow") from error
         from transformers import AutoImageProcessor

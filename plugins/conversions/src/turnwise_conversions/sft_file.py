@@ -82,7 +82,7 @@ def _row_of(made: Demonstration, media: MediaFolder | None) -> dict[str, Any]:
 
 def rows_of_records(result: EpisodeResult) -> list[Demonstration]:
     """
-    Return the records of an episode as rows: their tokens as they are, and the model learns what it sampled.
+    Return the records of an episode as rows with unchanged tokens, of which the sampled ones are learned.
 
     An episode that failed, or whose records are not trained, has none.
 

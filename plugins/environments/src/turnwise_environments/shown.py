@@ -1,4 +1,4 @@
-"""What the model reads of an observation: a text, or the parts of one with pictures."""
+"""Makes the content of a message from an observation: a text, or parts with pictures."""
 
 from __future__ import annotations
 

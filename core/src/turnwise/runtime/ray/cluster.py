@@ -233,7 +233,7 @@ async def draining_nodes() -> dict[str, float]:
     if client.is_connected():
         return {}
     # Only Ray's own libraries, such as Train, get drain notices, from this function. A deadline of 0 means none.
-    found: dict[str, int] = await call_ray(ray._private.state.state.get_draining_nodes)  # noqa: SLF001 - see above
+    found: dict[str, int] = await call_ray(ray._private.state.state.get_draining_nodes)  # noqa: SLF001 - Ray has no public one
     offset_s = asyncio.get_running_loop().time() - time.time()
     return {node: at_ms / 1000 + offset_s if at_ms else inf for node, at_ms in found.items()}
 

@@ -44,13 +44,13 @@ while [ $# -gt 0 ]; do
 done 2>/dev/null
 true
 """
-"""Does what it can: a path may lie below a file."""
+"""Makes files and ignores errors: a path may lie below a file."""
 _EMPTY: Final = 'chmod -R u+rwx "$1"; rm -rf "$1"; mkdir "$1"'
 
 
 @frozen
 class _Step:
-    """What happens to a path."""
+    """A change of a path."""
 
     kind: str
     path: str
@@ -101,7 +101,7 @@ async def _list_tree(workspace: Workspace, paths: Sequence[str]) -> bytes:
 
 @check
 def check_a_snapshot_brings_any_tree_back(probe: WorkspaceProbe) -> str | None:
-    """Bytes, modes, times, links, pipes, empty folders and what was missing are as before, whatever was done since."""
+    """Bytes, modes, times, links, pipes and empty folders are as before any later change, and new files are gone."""
     if reason := _why_none(probe):
         return reason
 
@@ -173,7 +173,11 @@ async def check_a_restoration_ends_processes(probe: WorkspaceProbe) -> str | Non
         await shell(workspace, ": > ticks; sleep 98768 & (while :; do echo tick >> ticks; done) & true")
         kept = await _with_snapshots(workspace).snapshot()
         expect_equal(await count(workspace, "sleep 98768"), 1, "the process in the background after a snapshot")
-        await shell(workspace, "n=$(wc -l < ticks); while [ $(wc -l < ticks) -le $n ]; do :; done")  # it goes on
+        await shell(
+            workspace,
+            "n=$(wc -l < ticks); while [ $(wc -l < ticks) -le $n ]; do :; done",
+            # It runs on: the shell waits for another line of it.
+        )
         seen = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             command = Command(argv=("/bin/sh", "-c", "echo begin; sleep 98769"))

@@ -197,7 +197,8 @@ class SimulatedRay:
         finally:
             for module in modules:
                 module.prepare_process = prepare_process
-            # Not the real module again: tasks that a stuck run leaves behind would start a real cluster.
+            # Not the real module again: tasks that a stuck run leaves behind would start a real cluster. The type is
+            # ignored because the stand-in is no module.
             sys.modules["ray"] = SimpleNamespace(kill=lambda _handle: None)  # type: ignore[assignment]
 
     def _module(self) -> Any:

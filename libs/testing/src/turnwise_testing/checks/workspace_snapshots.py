@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from attrs import frozen
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import InfrastructureError
@@ -33,18 +33,18 @@ cd "$1" && shift
 while [ $# -gt 0 ]; do
   mkdir -p "./$(dirname "./$2")"
   case $1 in
-    file) printf %s "$3" > "./$2" && chmod "$4" "./$2";;
+    file) [ ! -p "./$2" ] && printf %s "$3" > "./$2" && chmod "$4" "./$2";;
     folder) mkdir -p "./$2";;
     link) ln -s "$3" "./$2";;
     pipe) mkfifo -m "$4" "./$2";;
-    name) echo two > "./$2" && ln "./$2" "./$2-too";;
+    name) [ ! -p "./$2" ] && echo two > "./$2" && ln "./$2" "./$2-too";;
     gone) rm -rf "./$2";;
   esac
   shift 4
 done 2>/dev/null
 true
 """
-"""Makes files and ignores errors: a path may lie below a file."""
+"""Makes files and ignores errors: a path may lie below a file. Writes to no pipe: that would wait for a reader."""
 _EMPTY: Final = 'chmod -R u+rwx "$1"; rm -rf "$1"; mkdir "$1"'
 
 
@@ -124,6 +124,7 @@ def check_a_snapshot_brings_any_tree_back(probe: WorkspaceProbe) -> str | None:
 
         @_settings
         @given(_STEPS, _STEPS)
+        @example([_Step("pipe", "a"), _Step("link", "-c", "a")], [_Step("file", "a", "text"), _Step("name", "-c")])
         def hold(before: list[_Step], after: list[_Step]) -> None:
             runner.run(use(workspace, before, after))
 

@@ -79,6 +79,8 @@ def candidate_ids(
 def ids_of_calls(messages: Iterable[Message]) -> Iterable[str]:
     """Yield the ids of the calls in a conversation."""
     for message in messages:
-        for call in message.get("tool_calls") or ():
-            if isinstance(call, Mapping) and isinstance(call.get("id"), str):
-                yield call["id"]
+        if calls := message.get("tool_calls"):
+            for call in calls:
+                # Each turn reads the whole conversation, and a check against an abstract class is slow.
+                if isinstance(call, (dict, Mapping)) and isinstance(name := call.get("id"), str):
+                    yield name

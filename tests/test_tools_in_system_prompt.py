@@ -22,9 +22,20 @@ NO_TOOLS = (
 CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call>'
 CALLS = {
     "hermes": CALL,
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>double\n```json\n"
+        '{"number": 21}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
     "glm45": "<tool_call>double\n<arg_key>number</arg_key>\n<arg_value>21</arg_value>\n</tool_call>",
+    "granite": '<|tool_call|>[{"name": "double", "arguments": {"number": 21}}]',
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.double:0<|tool_call_argument_begin|>"
+        '{"number": 21}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
     "llama3_json": '{"name": "double", "parameters": {"number": 21}}',
     "llama4_pythonic": "[double(number=21)]",
+    "mistral": '[TOOL_CALLS][{"name": "double", "arguments": {"number": 21}}]',
+    "phi4": '<|tool_call|>[{"name": "double", "arguments": {"number": 21}}]<|/tool_call|>',
     "qwen3_coder": "<tool_call>\n<function=double>\n<parameter=number>\n21\n</parameter>\n</function>\n</tool_call>",
 }
 RESULT = "<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -145,7 +156,7 @@ def test_an_outside_program_reads_why(folder: Path) -> None:
 def test_a_parser_without_a_text_is_refused(
     parser: str, why: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A format of special tokens has none, and `auto` has nothing to read."""
+    """The format of gpt-oss is one of whole turns, and `auto` has nothing to read."""
     assert main(["plan", "run.yaml", *AGENTS["tool_agent"], f"parser={parser}"]) == 2
     assert why in capsys.readouterr().err
 

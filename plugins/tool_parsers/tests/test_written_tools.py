@@ -1,6 +1,7 @@
 """Tools in the system prompt: what it tells a model to write is what the parser reads, in every format that has it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokeni
 from turnwise_tool_formats.schema_values import ArgumentTypes
 from turnwise_tool_parsers import _NAMES
 
-WRITTEN = ("glm45", "hermes", "llama3_json", "llama4_pythonic", "qwen3_coder")
+WRITTEN = tuple(sorted({*_NAMES, "hermes"} - {"gpt_oss"}))
 NO_TOOLS = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
@@ -172,10 +173,9 @@ def test_the_run_may_not_need_tools(parser_for):
     np.testing.assert_array_equal(CHATS[0].prompt(messages), chat.prompt(messages))
 
 
-@pytest.mark.parametrize("name", sorted({*_NAMES} - {*WRITTEN}))
-def test_a_format_with_special_tokens_is_refused(name, parser_for):
-    """Their tags are tokens of their models, whose templates show tools."""
-    parser = parser_for(name)
+def test_a_format_of_whole_turns_is_refused(parser_for):
+    """The format of gpt-oss has headers for the text of a turn too, which only its own chat writes."""
+    parser = parser_for("gpt_oss")
     assert isinstance(parser, FormattedParser)
     chat = WrittenToolsChat(CHATS[0])
     assert isinstance(chat, ToolWritingChat)
@@ -183,11 +183,22 @@ def test_a_format_with_special_tokens_is_refused(name, parser_for):
         chat.with_tool_format(parser.tool_format)
 
 
-def test_a_tokenizer_with_the_tags_as_special_tokens_is_refused(parser_for):
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("hermes", "<tool_call>"),
+        ("deepseek_v3", "<｜tool▁call▁end｜>"),
+        ("granite", "<|tool_call|>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("phi4", "<|/tool_call|>"),
+    ],
+)
+def test_a_tokenizer_with_the_tags_as_special_tokens_is_refused(name, token, parser_for):
     """The guard of contents would cut them, and the model would see other tokens than its own."""
-    chat = WrittenToolsChat(ChatTemplate(byte_tokenizer(NO_TOOLS, [*SPECIAL_TOKENS, "<tool_call>"], tags=())))
-    with pytest.raises(ConfigError, match="the format of the parser has the special token '<tool_call>'"):
-        chat.with_tool_format(parser_for("hermes").tool_format)
+    chat = WrittenToolsChat(ChatTemplate(byte_tokenizer(NO_TOOLS, [*SPECIAL_TOKENS, token], tags=())))
+    with pytest.raises(ConfigError, match=re.escape(f"the format of the parser has the special token {token!r}")):
+        chat.with_tool_format(parser_for(name).tool_format)
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,14 @@ class CallFrame:
         at = len(self.before) if self.number_at < 0 else self.number_at
         return self.before[:at], self.before[at:]
 
+    def write(self, arguments: str, number: int) -> str:
+        """Return a call, without the texts around all calls, from the JSON of its arguments and its number, from 0."""
+        start, rest = self.head
+        return f"{start}{'' if self.number_at < 0 else number}{rest}{arguments}{self.after}"
+
     def example(self) -> str:
         """Return a call without arguments."""
-        start, rest = self.head
-        number = "" if self.number_at < 0 else "0"
-        return f"{self.first}{start}{number}{rest}{{}}{self.after}{self.last}"
+        return f"{self.first}{self.write('{}', 0)}{self.last}"
 
 
 def frame_list(first: str, name: str, last: str, openings: tuple[str, ...]) -> CallFrame:

@@ -93,11 +93,9 @@ class FormatParser:
 
     def frame(self, name: str) -> CallFrame | None:
         """Return the text around the arguments of a tool's calls; None if they are no JSON, or a name does not fit."""
-        if self.tool_format is not None:
-            return self.tool_format.frame(name)
         frame = self.grammar.frame(name, getattr(self._chat.tokenizer, "added_tokens", ()))
         if frame is None:
-            return None
+            return self.tool_format.frame(name) if self.tool_format else None
         found = self._read_written(frame.example(), ArgumentTypes(()))
         return frame if [(each.name, each.error) for each in found] == [(name, "")] else None
 

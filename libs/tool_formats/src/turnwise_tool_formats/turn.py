@@ -112,7 +112,7 @@ class Grammar(ABC):
 
 class WrittenGrammar(Grammar):
     """
-    A format that models learn from a system prompt, because its tags are ordinary text.
+    A format that models can learn from a system prompt.
 
     Attributes:
         instructions: how a system prompt tells a model to call a tool; an example of a call follows.
@@ -123,6 +123,26 @@ class WrittenGrammar(Grammar):
     @abstractmethod
     def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
         """Return a turn with calls, each given by its name and its arguments."""
+
+
+class FramedGrammar(WrittenGrammar):
+    """A format whose calls are texts around the JSON of their arguments, so that `frame` tells how to write them."""
+
+    instructions = (
+        "To call a function, reply in the following form, and write several calls one after another inside of it:"
+    )
+
+    @abstractmethod
+    def frame(self, name: str, tags: Collection[str]) -> CallFrame:
+        """Return the text around the arguments of a tool's calls, as `Grammar.frame`; it has one for each name."""
+
+    def write(self, content: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        """Return a turn in the version for tokenizers without own tags: others have a chat template with tools."""
+        frames = [self.frame(name, ()) for name, _ in calls]
+        if not frames:
+            return content
+        written = [frame.write(dump_json(calls[number][1]), number) for number, frame in enumerate(frames)]
+        return join_lines(content, [f"{frames[0].first}{frames[0].between.join(written)}{frames[0].last}"])
 
 
 def join_lines(content: str, calls: Iterable[str]) -> str:

@@ -21,13 +21,13 @@ from turnwise import ToolCall
 from turnwise_tool_formats.call_frame import CallFrame, frame_list
 from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import find_arguments, follow_json_calls
-from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls
+from turnwise_tool_formats.turn import Found, FramedGrammar, Turn, TurnFollower, read_json_calls
 
 _CLOSE = "</tool_call>"
 _OPENINGS = ("<|tool_call|>", "<tool_call>", "<function_call>")
 
 
-class Granite(Grammar):
+class Granite(FramedGrammar):
     """The format `granite`."""
 
     name = "granite"

@@ -19,14 +19,14 @@ from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_formats.call_frame import CallFrame, frame_list
 from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import follow_arguments, follow_json_calls
-from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls, with_id
+from turnwise_tool_formats.turn import Found, FramedGrammar, Turn, TurnFollower, read_json_calls, with_id
 
 _HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\]\s*+([^\s\[{]{0,64}+)\s*+)?(?:\[ARGS\])?")
 _BRACKET = re.compile(r"\{")
 _NEXT = re.compile(r"\s*+[,;]?\s*+(?=[\w.\-]{1,256}+\s*+(?:\[CALL_ID\]\s*+[^\s\[{]{0,64}+\s*+)?\[ARGS\])")
 
 
-class Mistral(Grammar):
+class Mistral(FramedGrammar):
     """The format `mistral`."""
 
     name = "mistral"

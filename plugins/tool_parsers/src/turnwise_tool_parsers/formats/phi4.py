@@ -18,12 +18,12 @@ from turnwise import ToolCall
 from turnwise_tool_formats.call_frame import CallFrame, frame_list
 from turnwise_tool_formats.following import Waiting
 from turnwise_tool_formats.json_stream import find_arguments, follow_json_calls
-from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, read_json_calls
+from turnwise_tool_formats.turn import Found, FramedGrammar, Turn, TurnFollower, read_json_calls
 
 _CLOSE = "<|/tool_call|>"
 
 
-class Phi4(Grammar):
+class Phi4(FramedGrammar):
     """The format `phi4`."""
 
     name = "phi4"

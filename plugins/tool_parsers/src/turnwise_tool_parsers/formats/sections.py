@@ -10,10 +10,10 @@ from typing import ClassVar
 from turnwise import ToolCall
 from turnwise_strict_json import MalformedError
 from turnwise_tool_formats.following import FollowedCall, Waiting
-from turnwise_tool_formats.turn import Found, Grammar, Turn, TurnFollower, with_id
+from turnwise_tool_formats.turn import Found, FramedGrammar, Turn, TurnFollower, with_id
 
 
-class SectionGrammar(Grammar):
+class SectionGrammar(FramedGrammar):
     """
     A format with a section of calls; a call outside a section is one, too.
 

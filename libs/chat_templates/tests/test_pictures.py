@@ -1,13 +1,15 @@
 """Messages with pictures: ids and places as the processors of transformers have them, over whole conversations."""
 
 import io
+import json
 import random
-from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from attrs import frozen
+from picture_families import FAMILIES, REFUSED_FAMILIES, Family, family_params, require_packages, save_family
 from PIL import Image
 
 from turnwise.errors import ConfigError, DataError, TemplateError
@@ -17,42 +19,16 @@ from turnwise.record.trajectory import Trajectory
 from turnwise.types import MediaTokens, Picture
 from turnwise_chat_templates import ChatTemplate, load_chat
 from turnwise_chat_templates.pictures import load_processor
+from turnwise_chat_templates.processor_proof import placeholder_ids
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
-from turnwise_testing.inputs.vision import (
-    QWEN_2_5_VL,
-    QWEN_3_VL,
-    make_picture,
-    save_gemma,
-    save_idefics,
-    save_intern,
-    save_qwen,
-)
+from turnwise_testing.inputs.vision import QWEN_3_VL, make_picture, save_qwen
 
 
-@frozen
-class Family:
-    """A family: how to write the directory of a small model, and the tokens of its pictures and turns."""
-
-    save: Callable[[Path], Path]
-    has_tools: bool = False
-    placeholder: str = "<|image_pad|>"
-    end: str = "<|im_end|>"
-    lead: str = ""
-    has_tiles: bool = False
-
-
-FAMILIES = {
-    "qwen2.5-vl": Family(lambda folder: save_qwen(folder, QWEN_2_5_VL, "Qwen2_5_VLProcessor")),
-    "qwen3-vl": Family(save_qwen, has_tools=True),
-    "internvl": Family(save_intern, placeholder="<IMG_CONTEXT>"),
-    "gemma3": Family(save_gemma, placeholder="<image_soft_token>", end="<end_of_turn>"),
-    "idefics3": Family(save_idefics, placeholder="<image>", end="<end_of_utterance>", lead=" ", has_tiles=True),
-}
-
-
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=family_params())
 def family(request: pytest.FixtureRequest) -> Family:
-    return FAMILIES[request.param]
+    family = FAMILIES[request.param]
+    require_packages(family)
+    return family
 
 
 def chat_of(folder: Path, **options) -> ChatTemplate:
@@ -74,6 +50,8 @@ def whole_ids(folder: Path, messages: list[dict], chat: ChatTemplate) -> list[in
     tokenizer = chat.tokenizer._tokenizer
     processor = load_processor(folder, tokenizer)
     processor.chat_template = tokenizer.chat_template
+    if hasattr(processor, "video_processor") and processor.video_processor is None:
+        processor.video_processor = SimpleNamespace(num_frames=0, fps=0)  # SmolVLM asks it for defaults
     plain, images = [], []
     for each in messages:
         content = each["content"]
@@ -92,7 +70,7 @@ def whole_ids(folder: Path, messages: list[dict], chat: ChatTemplate) -> list[in
         plain.append({**each, "content": content})
     found = processor.apply_chat_template(plain, tokenize=True, add_generation_prompt=True, return_dict=True)
     ids = found["input_ids"]
-    return list(ids[0] if isinstance(ids[0], list) else ids)
+    return [int(x) for x in np.asarray(ids).ravel()]
 
 
 def random_parts(rng: random.Random, number: int) -> list[str | Picture]:
@@ -145,6 +123,41 @@ def read_picture_of(part: dict) -> str:
     from turnwise.media import read_picture_part
 
     return read_picture_part(part).key
+
+
+@pytest.mark.parametrize("name", REFUSED_FAMILIES)
+def test_families_that_cannot_be_appended(tmp_path, name):
+    """They end the run with one line that names the class, and no record has other ids than the processor's."""
+    save, reason = REFUSED_FAMILIES[name]
+    chat = chat_of(save(tmp_path))
+    shown = [message("user", "Look:", make_picture())]
+    for ask in (chat.picture_prompt, chat.picture_prompt, lambda _shown: chat.check_picture(make_picture())):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            ask(shown)
+        assert "Processor" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+@pytest.mark.parametrize(
+    ("processor", "images"),
+    [("Gemma4Processor", "Gemma4ImageProcessor"), ("Llama4Processor", "Llama4ImageProcessor")],
+)
+def test_a_processor_that_needs_torchvision(tmp_path, processor, images):
+    """The line says so, whether its class or that of its image processor needs it."""
+    save_family(tmp_path, processor, images, "<image>")
+    with pytest.raises(ConfigError, match="it may need `pip install torchvision`"):
+        chat_of(tmp_path).check_picture(make_picture())
+
+
+def test_the_config_of_the_model_names_the_placeholder(tmp_path):
+    """The model puts features at this id, whatever other tokens the processor writes for a picture."""
+    save_qwen(tmp_path)
+    chat = chat_of(tmp_path)
+    (mark,) = chat.tokenizer.encode("<|image_pad|>")
+    config = {"image_token_id": mark}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert next(placeholder_ids(tmp_path, None, None)) == mark
 
 
 def test_messages_without_pictures_have_the_same_ids(tmp_path, family):

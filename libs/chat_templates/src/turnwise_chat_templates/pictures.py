@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,13 @@ from attrs import define, field, frozen
 from turnwise.errors import ConfigError, DataError, TemplateError
 from turnwise.media import decode_picture
 from turnwise.types import MediaTokens, Picture, PlacedPicture, TokenArray
+from turnwise_chat_templates.processor_proof import (
+    PROCESSOR_ERRORS,
+    one_line,
+    placeholder_ids,
+    prove_processor,
+    write_alone,
+)
 
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 """A directory of a model that takes pictures has one of them."""
@@ -115,21 +123,18 @@ class Placeholders:
     def _expand(self, picture: Picture) -> Expansion:
         image, processor = decode_picture(picture, self.max_pixels), self._load()
         try:
-            found = processor(text=[self.image_token], images=[image], return_text_replacement_offsets=True)
-            text = str(found["text_replacement_offsets"][0][0]["replacement"])
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            text = write_alone(processor, image)
+        except PROCESSOR_ERRORS as error:
             name = type(processor).__name__
-            raise DataError(f"the processor {name} refuses a picture of {image.size}: {_one_line(error)}") from error
+            raise DataError(f"the processor {name} refuses a picture of {image.size}: {one_line(error)}") from error
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Expansion(text, self._count(ids))
 
     def _count(self, ids: Sequence[int]) -> int:
         """Return the number of placeholders in the ids of an expansion."""
         if self._placeholder_id < 0:
-            # The image token of a processor may be another one than the token that it repeats: Gemma's is a start mark.
-            names = [getattr(self.tokenizer, name, None) for name in ("image_token", "context_image_token")]
-            wanted = [self.tokenizer.convert_tokens_to_ids(each) for each in (*names, self.image_token) if each]
-            self._placeholder_id = next((each for each in wanted if each in ids), -1)
+            found = placeholder_ids(self.folder, self.tokenizer, self._processor)
+            self._placeholder_id = next((each for each in found if each in ids), -1)
         if self._placeholder_id not in ids:
             raise ConfigError(f"model.path: the processor of {str(self.folder)!r} writes no known placeholder")
         return list(ids).count(self._placeholder_id)
@@ -137,7 +142,9 @@ class Placeholders:
     def _load(self) -> Any:
         with self._lock:
             if self._processor is None:
-                self._processor = load_processor(self.folder, self.tokenizer)
+                processor = load_processor(self.folder, self.tokenizer)
+                prove_processor(processor, self.tokenizer, self.folder)
+                self._processor = processor
             return self._processor
 
 
@@ -163,7 +170,10 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
     except ImportError as error:
         raise ConfigError("pictures need `pip install 'turnwise-chat-templates[pictures]'`") from error
     name = _class_name(folder)
-    found = getattr(transformers, name, None) if name else None
+    try:
+        found = getattr(transformers, name, None) if name else None
+    except ImportError as error:  # of a package that the class needs
+        raise ConfigError(f"model.path: transformers cannot import {name!r}{_hint(error)}") from error
     if found is None:
         raise ConfigError(f"model.path: transformers has no processor for {str(folder)!r} ({name or 'none is named'})")
     try:
@@ -176,8 +186,16 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         options, _unused = found.get_processor_dict(str(folder), local_files_only=True)
         return partial.from_args_and_dict(arguments, options)
     except Exception as error:
-        reason = _one_line(error)[:200]
+        reason = one_line(error)[:200] + _hint(error)
         raise ConfigError(f"model.path: no processor can be loaded from {str(folder)!r}: {reason}") from error
+
+
+def _hint(error: Exception) -> str:
+    """Return the package that a processor lacks, which the text of transformers names late or not at all."""
+    text = str(error).lower()
+    named = "pip install" in text and "torchvision" not in text
+    lacks = (isinstance(error, ImportError) or "torchvision" in text) and not named and not find_spec("torchvision")
+    return "; it may need `pip install torchvision`" if lacks else ""
 
 
 def _class_name(folder: Path) -> str:
@@ -192,7 +210,3 @@ def _class_name(folder: Path) -> str:
     model_type = json.loads(file.read_bytes()).get("model_type") if file.is_file() else None
     names: Any = processing_auto
     return str(names.PROCESSOR_MAPPING_NAMES.get(model_type) or "")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -42,3 +42,10 @@ def roll_out(folder: Path, file: Path | str, *words: str) -> subprocess.Complete
     out = () if "--resume" in words else ("--out", str(folder / "out"))
     command = [sys.executable, "-m", "turnwise.cli", "rollout", *([str(file)] if file else []), *words, *out]
     return subprocess.run(command, env=environment_of(folder), capture_output=True, text=True, check=False, timeout=300)
+
+
+def start_roll_out(folder: Path, file: Path) -> subprocess.Popen[str]:
+    """Start a run that the test ends."""
+    command = [sys.executable, "-m", "turnwise.cli", "rollout", str(file), "--out", str(folder / "out")]
+    pipes: dict[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment_of(folder), text=True, **pipes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from picture_rollouts import CAT, DOG, roll_out, write_run
+from picture_rollouts import CAT, DOG, roll_out, start_roll_out, write_run
 
 from turnwise.media import Picture
 from turnwise_result_files import load_packed_batch, read_results
@@ -59,6 +61,41 @@ def test_a_resumed_run_knows_its_tasks_again(tmp_path):
     done = roll_out(tmp_path, "", "--resume", str(tmp_path / "out"))
     assert done.returncode != 0
     assert "row 0 has changed since episode" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_run_that_ends_between_two_pictures_is_continued(tmp_path, end):
+    """Its records are those of a run that was left alone: interrupted episodes go on, and killed ones start again."""
+    folders = [tmp_path / name for name in ("whole", "ended")]
+    for folder in folders:
+        folder.mkdir()
+    whole, ended = folders
+    assert roll_out(whole, write_run(whole)).returncode == 0
+    waits = ended / "waits"
+    file = write_run(ended, engine={"name": "seeing", "log": str(ended / "requests.jsonl"), "waits": str(waits)})
+    with start_roll_out(ended, file) as process:
+        while not waits.exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(end)
+        process.communicate(timeout=120)
+    assert roll_out(ended, "", "--resume", str(ended / "out")).returncode == 0
+    records = [
+        sorted(
+            (result.uid, record.input_ids.tolist(), [(p.start, p.num_tokens, p.picture.key) for p in record.pictures])
+            for result in read_results(folder / "out")
+            for record in result.trajectories
+        )
+        for folder in folders
+    ]
+    assert 4 == len(records[0])
+    assert records[0] == records[1]
+    media = [{file.name: file.read_bytes() for file in (folder / "out" / "media").iterdir()} for folder in folders]
+    assert media[0] == media[1]
+    prompts = [json.loads(line) for line in (ended / "requests.jsonl").read_text().splitlines()]
+    first_turns = sum(1 for each in prompts if len(each["places"]) == 1)
+    assert (first_turns == 4) == (end == signal.SIGINT)
 
 
 def test_single_turns_show_pictures(tmp_path):

@@ -28,12 +28,15 @@ class EngineOptions:
         log: of its requests, a line for each.
         num_calls: of the camera.
         dies: file that the engine makes and then ends its process, at the first request with two pictures.
+        waits: file that the engine makes at each request with two pictures; it answers none of them until it is started
+            with the file there.
     """
 
     pictures: bool = True
     log: str = ""
     num_calls: int = 1
     dies: str = ""
+    waits: str = ""
 
 
 class SeeingEngine(ScriptedEngine):
@@ -41,11 +44,15 @@ class SeeingEngine(ScriptedEngine):
 
     log: Path | None = None
     dies: Path | None = None
+    waits: Path | None = None
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         if self.dies is not None and len(request.pictures) == 2 and not self.dies.exists():
             self.dies.touch()
             os._exit(1)
+        if self.waits is not None and len(request.pictures) == 2:
+            self.waits.touch()
+            await asyncio.Event().wait()
         if self.log is not None:
             places = [(each.start, each.num_tokens, each.picture.key) for each in request.pictures]
             with self.log.open("a") as file:
@@ -66,6 +73,7 @@ def make_engine(options: EngineOptions, _resources: Resources) -> Engine:
     engine.capabilities = evolve(engine.capabilities, pictures=options.pictures)
     engine.log = Path(options.log) if options.log else None
     engine.dies = Path(options.dies) if options.dies else None
+    engine.waits = Path(options.waits) if options.waits and not Path(options.waits).exists() else None
     return engine
 
 

@@ -36,6 +36,69 @@ def test_lines_of_a_summary():
     assert passed == {"t.py::a[x y]": True, "t.py::b": False, "t.py::c": True}
 
 
+HEADER = "=========================== short test summary info ============================\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("PASSED t.py::a\r\nFAILED t.py::b - x\r\n", {"t.py::a": True, "t.py::b": False}),
+        ("\x1b[32mPASSED\x1b[0m t.py::\x1b[1ma\x1b[0m\n", {"t.py::a": True}),
+        ("PASSED a b/t.py::c\nFAILED a b/t.py::d - e\n", {"a b/t.py::c": True, "a b/t.py::d": False}),
+        ("PASSED t.py::a[x - y]\nPASSED t.py::a[b[c]]\n", {"t.py::a[x - y]": True, "t.py::a[b[c]]": True}),
+        ("FAILED t.py::a[x - y] - AssertionError: [z]\n", {"t.py::a[x - y]": False}),
+        ("FAILED t.py::a - assert [1] == [2]\n", {"t.py::a": False}),
+        ("PASSED t.py::a\nSUBFAILED[one x] (i=1) t.py::a - b\n", {"t.py::a": False}),
+        ("PASSED t.py::a\nSUBFAIL t.py::a - b\n", {"t.py::a": False}),
+        ("XFAIL t.py::a - later\nXPASS t.py::b - oh\n", {"t.py::a": True, "t.py::b": False}),
+        ("PASSED t.py::a\nERROR t.py::a - at the end\n", {"t.py::a": False}),
+        ("ERROR t.py - ModuleNotFoundError: No module named 'x'\n", {"t.py": False}),
+    ],
+)
+@pytest.mark.parametrize("header", ["", HEADER])
+def test_lines_of_pytest(header, text, passed):
+    """Colours, line ends, names with spaces and brackets, subtests, and errors of a file or after a test."""
+    assert read_result("pytest", "the output", (header + text).encode()).passed == passed
+
+
+@pytest.mark.parametrize(
+    ("before", "passed"),
+    [
+        ("PASSED t.py::b\nPASSED t.py::more\n", {"t.py::a": True}),
+        (f"{HEADER}PASSED t.py::b\n", {"t.py::a": True}),
+        ("ERROR the input is bad\nERROR    root:x.py:3 no\nFAILED to open\n", {"t.py::a": True}),
+        (f"{HEADER}FAILED t.py::a - of a first command\n", {"t.py::a": False}),
+        (f"{HEADER}FAILED t.py::c - of a first command\n", {"t.py::a": True, "t.py::c": False}),
+    ],
+)
+def test_lines_before_the_summary(before, passed):
+    """A program under test may print whatever it likes: no test passes by it, and its errors are none of pytest's."""
+    assert read_result("pytest", "the output", f"{before}{HEADER}PASSED t.py::a\n".encode()).passed == passed
+
+
+@pytest.mark.parametrize("piece", ["] (", "=", " - ", "[", "]", "PASSED ", "SUBFAILED[", "\x1b["])
+@pytest.mark.parametrize("start", ["SUBFAILED[", "FAILED a", "PASSED a", "XFAIL a", "="])
+def test_long_lines_take_no_time(start, piece):
+    """A program under test may print lines of megabytes; time that grows with their square would end this in hours."""
+    with suppress(ResultError):
+        read_result("pytest", "the output", f"{start}{piece * (2**21 // len(piece))}\n".encode())
+
+
+def test_a_test_that_is_skipped_and_fails_has_failed():
+    """As pytest reports a fixture that fails after a test was skipped."""
+    found = read_result("junit", "j.xml", b"<a><testcase name='b'><skipped/><error/></testcase></a>")
+
+    assert found.passed == {"b": False}
+
+
+@pytest.mark.parametrize("depth", [1, 1000, 100_000])
+def test_nested_suites(depth):
+    """However deep they are."""
+    data = b"<testsuite>" * depth + b"<testcase name='a'/>" + b"</testsuite>" * depth
+
+    assert read_result("junit", "j.xml", data).passed == {"a": True}
+
+
 def test_numbers():
     """A reward file has one number, or the one that is named so."""
     assert read_result("reward", "reward.txt", b" 0.5\n").value == 0.5
@@ -53,9 +116,16 @@ def test_numbers():
         ("reward", "reward.json", b"[1]"),
         ("reward", "reward.json", json.dumps({f"n{n}": n for n in range(40)}).encode()),
         ("reward", "reward.json", b"[" * 100_000),
+        ("reward", "reward.json", b'{"reward": ' + b"9" * 400 + b"}"),
+        ("reward", "reward.json", b'{"reward": 1e999}'),
+        ("reward", "reward.txt", b"9" * 400),
+        ("reward", "reward.txt", b"1\n0\n"),
         ("pytest", "the output", b"3 passed"),
         ("ctrf", "c.json", b'{"results": {}}'),
         ("junit", "j.xml", b"<testsuite>"),
+        ("junit", "j.xml", b""),
+        ("junit", "j.xml", b"<?xml version='1.0' encoding='nonsense'?><testsuite/>"),
+        ("junit", "j.xml", b"<?xml version='1.0' encoding='cp037'?><testsuite/>"),
         ("junit", "j.xml", b'<!DOCTYPE a [<!ENTITY b "cc">]><testsuite><testcase name="&b;"/></testsuite>'),
     ],
 )

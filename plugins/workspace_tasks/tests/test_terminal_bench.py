@@ -84,6 +84,25 @@ def test_each_line_of_the_summary_must_pass(answer, value, tmp_path):
     assert (found.value, found.metrics["tests_passed"]) == (value, 1.0 + value), found
 
 
+PRINTED = "PASSED t.py::test_a\\nPASSED t.py::test_b\\nPASSED t.py::test_c\\n"
+
+
+@pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
+@pytest.mark.parametrize("num_bytes", [0, 5 * 2**20])
+def test_a_program_under_test_cannot_print_results(num_bytes, tmp_path):
+    """Neither lines as those of the summary, nor so much that the summary is cut off."""
+    summary = FILES["tests/test_outputs.sh"].partition("\n")[2]
+    tests = f"ok=FAILED; sh /app/answer.txt\n{summary}"
+    task = read_terminal_bench_task(write(tmp_path / "one", **{"tests/test_outputs.sh": tests}))
+    work = f"printf '{PRINTED}' > printed; echo 'cat printed; head -c {num_bytes} /dev/zero' > answer.txt"
+
+    found = grade_task(task, shell(work))
+
+    assert found.value == 0.0, found
+    assert found.metrics.get("tests_passed", 1.0) == 1.0
+    assert ("has more than 4 MiB" in found.problem) == bool(num_bytes)
+
+
 @pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
 def test_the_command_checks_them(tmp_path, capsys):
     """With the name of the form."""

@@ -169,6 +169,8 @@ async def _read_results(workspace: Workspace, tests: Tests, done: ExecResult) ->
     if tests.result == "exit_code":
         return Results(value=float(done.exit_code == 0))
     if tests.result == "pytest":
+        if done.truncated:  # the summary is at the end
+            raise ResultError(f"the output: has more than {MAX_RESULT_BYTES // 2**20} MiB, and no end")
         return read_result("pytest", "the output", done.stdout)
     for path in tests.results:
         try:

@@ -17,7 +17,16 @@ MAX_RESULT_BYTES: Final = 4 * 2**20
 _MAIN: Final = "reward"
 _MAX_NUMBERS: Final = 32
 _NAME: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_SUMMARY: Final = re.compile(r"^(PASSED|XFAIL|FAILED|ERROR|XPASS) ([^ \n[]+(?:\[.*?\](?= - |$))?)", re.MULTILINE)
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_HEADER: Final = re.compile(r"^=+ short test summary info =+$", re.MULTILINE)
+_PASSED: Final = re.compile(r"^PASSED (\S.*)$|^XFAIL (\S.*?)(?: - .*)?$", re.MULTILINE)
+_NOT_PASSED: Final = re.compile(
+    r"^(?:FAILED|ERROR|XPASS|SUBFAIL(?:ED)?(?:\[.{0,200}?\])?(?: \(.{0,200}?\))?)"
+    r" ((?! )(?:(?! - )[^[\n])+(?:\[.*?\](?= - |$))?)",
+    re.MULTILINE,
+)
+_OF_PYTEST: Final = re.compile(r"::|\.py$")
+"""In each name that pytest prints: of a test, or of a file that cannot be collected."""
 _FAILED: Final = frozenset({"failure", "error"})
 
 
@@ -66,7 +75,8 @@ def read_result(form: ResultForm, name: str, data: bytes) -> Results:
         if form == "pytest":
             return _read_summary(data)
         return _read_numbers(json.loads(data)) if name.endswith(".json") else _read_number(data)
-    except (ValueError, RecursionError, ElementTree.ParseError) as error:
+    # A number may be too large, and a report may name an encoding that does not exist.
+    except (ValueError, OverflowError, LookupError, RecursionError, ElementTree.ParseError) as error:
         raise ResultError(f"{name}: {' '.join(str(error).split())}") from error
 
 
@@ -101,10 +111,15 @@ def _read_ctrf(found: Any) -> Results:
 
 
 def _read_summary(data: bytes) -> Results:
-    found = _SUMMARY.findall(data.decode(errors="replace"))
-    if not found:
+    text = _COLOURS.sub("", data.decode(errors="replace")).replace("\r\n", "\n")
+    # What a test's program prints comes before the summary and could look like it, so only a failure counts from there.
+    *_, last = _HEADER.split(text)
+    before = text[: len(text) - len(last)]
+    failed = [*_NOT_PASSED.findall(last), *(name for name in _NOT_PASSED.findall(before) if _OF_PYTEST.search(name))]
+    passed = ["".join(names) for names in _PASSED.findall(last)]
+    if not failed and not passed:
         raise ValueError("has no line of a summary; run pytest with -rA")
-    return Results(passed=_merge([(name, verdict in ("PASSED", "XFAIL")) for verdict, name in found]))
+    return Results(passed=_merge([*((name, False) for name in failed), *((name, True) for name in passed)]))
 
 
 def _read_junit(data: bytes) -> Results:
@@ -114,7 +129,8 @@ def _read_junit(data: bytes) -> Results:
     found = []
     for case in ElementTree.fromstring(data).iter("testcase"):
         inside = {child.tag for child in case}
-        if "skipped" not in inside:
+        # A test that was skipped may fail afterwards, when what it used is taken down.
+        if "skipped" not in inside or inside & _FAILED:
             names = [case.get("classname", ""), case.get("name", "")]
             found.append((".".join(filter(None, names)), not inside & _FAILED))
     return Results(passed=_merge(found))

@@ -78,6 +78,15 @@ class InfrastructureError(TurnwiseError):
     """A machine, network or service failed under a tool, reward or engine: never the model's doing."""
 
 
+class LostResourceError(InfrastructureError):
+    """
+    Something that an episode had for itself alone is lost, such as its workspace.
+
+    The episode runs again, up to `rollout.episode_tries` times in all; on Ray another worker runs it, if one has room.
+    Raise this class itself, because results keep the name of an error.
+    """
+
+
 class ToolError(TurnwiseError):
     """A tool refused its arguments; the text becomes the observation that the model reads."""
 

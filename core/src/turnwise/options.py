@@ -51,6 +51,8 @@ class GroupOptions:
     Attributes:
         n: episodes per task: the size of a group.
         validation_n: episodes per task in validation.
+        episode_tries: times that an episode runs that loses something of its own, such as its workspace. A run after
+            the first starts from the prompt, with the same seeds; on Ray, on another worker if one has room.
         seed: of the run; every request derives its own from it.
         sampling: sampling parameters.
         validation_sampling: sampling parameters in validation; greedy unless set.
@@ -58,6 +60,7 @@ class GroupOptions:
 
     n: int = field(default=1, validator=at_least_1)
     validation_n: int = field(default=1, validator=at_least_1)
+    episode_tries: int = field(default=2, validator=at_least_1)
     seed: int = field(default=0, validator=at_least_0)
     sampling: SamplingParams = field(factory=SamplingParams)
     validation_sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0))

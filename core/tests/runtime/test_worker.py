@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from turnwise import EpisodeResult, Observer, State, Status, Task
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
-from turnwise.errors import InfrastructureError, PluginError
+from turnwise.errors import InfrastructureError, LostResourceError, PluginError
 from turnwise.events.dispatch import Observers
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.feed import EpisodeFeed
@@ -51,15 +51,19 @@ class LazyPrograms(Mapping):
 
 @define
 class Statuses(Observer):
-    """Keeps the status of every finished episode."""
+    """Keeps the status of every finished episode, and the reasons of those that run again."""
 
     found: list[Status] = field(factory=list)
+    retried: list[str] = field(factory=list)
 
     def on_episode_finished(self, event):
         self.found.append(event.status)
 
+    def on_episodes_retried(self, event):
+        self.retried.append((event.count, event.worker, event.reason))
 
-def run_all(agents, programs, observer) -> dict[int, EpisodeResult]:
+
+def run_all(agents, programs, observer, tries=1, begin=None) -> dict[int, EpisodeResult]:
     """Run an episode of each agent in one worker, one after the other, and return the results by number."""
     engine = ScriptedEngine(policy=RandomPolicy(seed=1, mean_tokens=2, end_token_id=255))
     parts = WorkerComponents(
@@ -72,13 +76,18 @@ def run_all(agents, programs, observer) -> dict[int, EpisodeResult]:
     )
     results: dict[int, EpisodeResult] = {}
     specs = [
-        EpisodeSpec(task=Task(messages=({"role": "user", "content": "hi"},), uid=f"t{number}"), agent_name=agent)
+        EpisodeSpec(
+            task=Task(messages=({"role": "user", "content": "hi"},), uid=f"t{number}"), agent_name=agent, tries=tries
+        )
         for number, agent in enumerate(agents)
     ]
 
     async def run() -> None:
         await engine.start()
-        await Worker(parts, "worker 3").run(EpisodeFeed.of(specs), results.__setitem__)
+        worker = Worker(parts, "worker 3")
+        if begin is not None:
+            begin(worker)
+        await worker.run(EpisodeFeed.of(specs), results.__setitem__)
 
     asyncio.run(run())
     return results
@@ -121,3 +130,61 @@ def test_log_lines_of_plugins_name_their_episode():
     assert {(line["episode"], line["key"]) for line in steps} == {(each.uid, each.key) for each in results.values()}
     assert len(steps) == len({each.key for each in results.values()}) == 3
     assert not {"episode", "key"} & after.keys()
+
+
+@define
+class Losing(OneTurn):
+    """Loses something of each episode a number of times; in the last of these it does something first."""
+
+    num_losses: int
+    error: type[Exception] = LostResourceError
+    do: object = None
+    keys: list[str] = field(factory=list)
+
+    async def step(self, episode):
+        result = await super().step(episode)
+        self.keys.append(episode.key)
+        if len(self.keys) <= self.num_losses:
+            if self.do is not None and len(self.keys) == self.num_losses:
+                self.do()
+            raise self.error("its workspace is gone")
+        return result
+
+
+def test_an_episode_that_loses_something_of_its_own_runs_again():
+    """From its start and with the same seeds, as another attempt; only its last end is an event."""
+    agent, observer = Losing(2), Statuses()
+    ((_, result),) = run_all(["a"], {"a": EpisodeProgram(agent=agent)}, observer, tries=3).items()
+    ((_, other),) = run_all(["a"], {"a": EpisodeProgram(agent=OneTurn())}, Statuses()).items()
+
+    assert (result.status, result.fault) == (Status.COMPLETED, None)
+    assert observer.found == [Status.COMPLETED]
+    assert observer.retried == [(1, "", "its workspace is gone")] * 2
+    assert result.metrics.extra == {"lost_attempts": 2.0}
+    assert len(set(agent.keys)) == 3
+    assert result.trajectories[0].input_ids.tolist() == other.trajectories[0].input_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "runs"),
+    [(LostResourceError, 3, 3), (LostResourceError, 1, 1), (InfrastructureError, 3, 1), (ValueError, 3, 1)],
+)
+def test_the_last_try_and_other_faults_are_the_end(error, tries, runs):
+    """A loss is the infrastructure's, and never a score; no other fault runs an episode again."""
+    agent, observer = Losing(9, error), Statuses()
+    ((_, result),) = run_all(["a"], {"a": EpisodeProgram(agent=agent)}, observer, tries=tries).items()
+
+    assert (result.status, result.scores) == (Status.FAILED, ())
+    assert (result.fault.owner, result.fault.kind) == ("agent" if error is ValueError else "infra", error.__name__)
+    assert (len(agent.keys), observer.found) == (runs, [Status.FAILED])
+
+
+def test_a_run_that_stops_runs_nothing_again():
+    """The episode is delivered as one that has not started, so that it can be resumed."""
+    workers = []
+    agent = Losing(1, do=lambda: workers[0].abort())
+    ((_, result),) = run_all(["a"], {"a": EpisodeProgram(agent=agent)}, Statuses(), 3, begin=workers.append).items()
+
+    assert result.status is Status.ABORTED
+    assert result.unfinished is not None
+    assert len(agent.keys) == 1

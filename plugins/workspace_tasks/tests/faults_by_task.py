@@ -61,7 +61,7 @@ class FaultsByTask(PassingBackend):
         workspace = await self.inner.start(spec)
         if fault.startswith("boot_hangs") and not is_over:
             await hang_with(workspace)
-        return FaultyWorkspace(workspace, fault)
+        return FaultyWorkspace(workspace, "none" if is_over else fault.removesuffix("_once"))
 
 
 @define(eq=False)

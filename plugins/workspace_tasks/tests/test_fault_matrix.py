@@ -1,7 +1,8 @@
 """
 The matrix of faults through the command line: each episode ends with the right status and owner, and nothing is left.
 
-No fault of the infrastructure is a reward of 0: such an episode is failed, and has no score.
+An episode that loses its workspace once runs again, in another one; one that loses each is failed. No fault of the
+infrastructure is a reward of 0: such an episode is failed, and has no score.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from agent_runs import call, environment_of, write_run
 from boxes import list_boxes, why_no_boxes
 from images import ENGINE, IMAGE, RUN_OPTIONS, list_containers, why_no_containers
-from task_folders import write_task
+from task_folders import PASS, write_task
 
 from turnwise_result_files import read_results
 from turnwise_testing.whole_runs.installation import install_plugin
@@ -43,6 +44,9 @@ OUTCOMES: Final[Mapping[str, tuple[str, str | None, float | None]]] = {
     "exec_hangs_in_grading": LOST,
     "killed_in_agent": LOST,
     "killed_in_grading": LOST,
+    "killed_in_agent_once": GOOD,
+    "killed_in_grading_once": GOOD,
+    "exec_hangs_in_agent_once": GOOD,
     "close_fails": GOOD,
     "close_hangs": GOOD,
     "command_hangs": GOOD,
@@ -55,13 +59,17 @@ ENGINE_OUTCOMES: Final = dict.fromkeys(
 """What happens to containers alone, when their engine loses them."""
 WORK: Final = {
     **dict.fromkeys(("killed_in_agent", "monitors_die_in_agent", "removed_in_agent"), "echo ready; sleep 100"),
+    "killed_in_agent_once": f"{SOLVE}; echo ready; sleep 1",
     "command_hangs": f"{SOLVE}; sleep 100",
     "output_floods": f"{SOLVE}; yes",
     "disk_full": f"head -c 67108864 /dev/zero > zero; {SOLVE}",
 }
-TESTS: Final = dict.fromkeys(
-    ("killed_in_grading", "monitors_die_in_grading", "removed_in_grading"), "#!/bin/sh\necho ready; sleep 100\n"
-)
+TESTS: Final = {
+    **dict.fromkeys(
+        ("killed_in_grading", "monitors_die_in_grading", "removed_in_grading"), "#!/bin/sh\necho ready; sleep 100\n"
+    ),
+    "killed_in_grading_once": f"{PASS}echo ready; sleep 1\n",
+}
 TURNS: Final = (call("shell", command="sh work.sh"), "Done.")
 
 

@@ -156,6 +156,66 @@ def test_episodes_with_faults_end_in_order(faults, deadlines, status, text, tmp_
         assert (episode.fault.owner, text in str(episode.fault)) == ("infra", True), episode.fault
 
 
+LOSING = """
+import os
+from pathlib import Path
+from turnwise import hookimpl
+from turnwise.errors import InfrastructureError
+from turnwise_testing.probes.faulty_workspaces import MemoryBackend, PassingBackend, PassingWorkspace
+
+LOG = Path(__file__).with_name("processes")
+
+
+class Losing(PassingBackend):
+    async def start(self, spec):
+        return Lost(await self.inner.start(spec))
+
+
+class Lost(PassingWorkspace):
+    async def exec(self, command, on_output=None):
+        with LOG.open("a") as log:
+            log.write(f"{os.getpid()}\\n")
+        if len(LOG.read_text().split()) == 1:
+            raise InfrastructureError("its machine is gone")
+        return await self.inner.exec(command, on_output)
+
+
+@hookimpl
+def register_workspaces(registry):
+    registry.add("losing", lambda config, resources: Losing(MemoryBackend()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tries", "runtime"),
+    [
+        (2, "local"),
+        (1, "local"),
+        pytest.param(2, {"name": "ray", "num_workers": 2}, marks=pytest.mark.ray),
+        pytest.param(2, {"name": "ray", "num_workers": 1}, marks=pytest.mark.ray),
+    ],
+)
+def test_an_episode_that_loses_its_workspace_runs_again(tries, runtime, tmp_path):
+    """In another workspace, and on Ray on another worker, which may be on another machine, if there is one."""
+    install_plugin(tmp_path, "losing_workspaces", LOSING)
+    write_run(tmp_path, ECHO, {"backend": "losing"}, runtime=runtime)
+
+    done = roll_out(tmp_path, f"rollout.episode_tries={tries}")
+
+    (episode,) = read_results(tmp_path / "out")
+    processes = (tmp_path / "processes").read_text().split()
+    if tries == 1:
+        assert (episode.fault.owner, len(processes)) == ("infra", 1), done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert str(episode.status) == "completed", episode.fault
+    assert (len(processes), episode.metrics.extra["lost_attempts"]) == (2, 1.0)
+    assert episode.metrics.num_turns == 2
+    if runtime != "local":
+        assert len(set(processes)) == runtime["num_workers"]
+
+
 GUIDE = Path(__file__).parents[3] / "docs/how-to/train-a-coding-agent.md"
 ATTEMPTS = ("cat hint; rm -rf * .[!.]*; echo wrong > other", "ls -A; cp hint answer.txt", "Not said.")
 FIRST_FILES = {"hint": "done\n", ".hidden/file": ""}

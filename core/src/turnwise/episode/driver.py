@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import structlog
@@ -54,6 +54,8 @@ from turnwise.types import (
 
 _SCORED = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
 _MAX_TRACEBACK_LINES = 40
+LOSSES_METRIC: Final = "lost_attempts"
+"""Earlier times that an episode ran, and lost its workspace or something else of its own."""
 
 T = TypeVar("T")
 
@@ -92,6 +94,8 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
     started = time.perf_counter()
     record_metric.set(episode.record_metric)
     episode.journal.restore(episode)
+    if episode.spec.num_losses:
+        episode.record_metric(LOSSES_METRIC, episode.spec.num_losses)
     episode.events.emit_episode_started(started)
     try:
         outcome, unfinished = await _drive(episode, program)
@@ -130,7 +134,8 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
         key=episode.key,
         worker=episode.events.worker,
     )
-    episode.events.emit_episode_finished(result)
+    if episode.spec.after(result.fault) is None:
+        episode.events.emit_episode_finished(result)
     return result
 
 

@@ -192,7 +192,11 @@ class ActorRestarted:
 
 @frozen(kw_only=True)
 class EpisodesRetried:
-    """Episodes run again because their worker died: their count, the worker, and the reason of its death."""
+    """
+    Episodes run again: their count, and the reason.
+
+    `worker` is the one that died; it is empty if an episode lost something else, such as its workspace.
+    """
 
     count: int
     worker: str

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from attrs import evolve, field, frozen
 
+from turnwise.errors import LostResourceError
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn
 from turnwise.record.trajectory import Trajectory
 from turnwise.report import Report
 from turnwise.types import (
+    Fault,
     FinishReason,
     JsonObject,
     Message,
@@ -41,6 +43,8 @@ class EpisodeSpec:
         sampling: sampling parameters.
         num_members: number of episodes of its group in the interrupted call; 0 for an episode that was not interrupted.
         unfinished: saved state to resume from; None starts with the prompt.
+        tries: times that it may run, this one included, if it loses something of its own.
+        num_losses: earlier times.
     """
 
     task: Task
@@ -53,11 +57,19 @@ class EpisodeSpec:
     num_members: int = field(default=0, eq=False, repr=False)
     # Not compared and not shown: it has arrays, and specs are compared and logged by their names.
     unfinished: UnfinishedEpisode | None = field(default=None, eq=False, repr=False)
+    tries: int = field(default=1, eq=False, repr=False)
+    num_losses: int = field(default=0, eq=False, repr=False)
 
     @property
     def uid(self) -> str:
         """Name of the episode, unique in a step of the run."""
         return f"{self.task.uid}/{self.rollout_n}"
+
+    def after(self, fault: Fault | None) -> EpisodeSpec | None:
+        """Return the spec that runs the episode again after a fault; None if the fault, or none, is its end."""
+        if self.tries < 2 or fault is None or fault.kind != LostResourceError.__name__:
+            return None
+        return evolve(self, tries=self.tries - 1, num_losses=self.num_losses + 1)
 
     @property
     def group(self) -> tuple[str, int, bool]:

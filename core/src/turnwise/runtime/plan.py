@@ -125,6 +125,7 @@ class RolloutPlan(GroupOptions):
                 global_step=global_step,
                 validation=validation,
                 seed=self.seed,
+                tries=self.episode_tries,
                 sampling=self.validation_sampling if validation else self.sampling,
             )
             for number in (new if rollout_n is None else (rollout_n,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+import structlog
 from attrs import define, evolve, field, frozen
 from structlog.contextvars import bound_contextvars
 
@@ -19,7 +20,7 @@ from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
 from turnwise.episode.waiting import gather_waits
 from turnwise.errors import BoundaryError, boundary
 from turnwise.events.dispatch import Observers
-from turnwise.events.observer import LimitReached, Wait
+from turnwise.events.observer import EpisodesRetried, LimitReached, Wait
 from turnwise.protocols import Interaction, Reward, ServiceAgent, ServiceClient, ServingAgent
 from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.result import EpisodeResult
@@ -128,6 +129,7 @@ class Worker:
     name: str = "worker 0"
     _live: dict[LiveEpisode, int] = field(factory=dict, init=False)
     _aborting: bool = field(default=False, init=False)
+    _interrupted: set[int] = field(factory=set, init=False)
 
     async def run(self, feed: EpisodeFeed, deliver: Deliver) -> None:
         """
@@ -168,6 +170,7 @@ class Worker:
         """End the episodes with these numbers soon, if they run here."""
         for episode, number in tuple(self._live.items()):
             if number in numbers:
+                self._interrupted.add(number)
                 episode.abort()
 
     def waits(self) -> list[Wait]:
@@ -190,6 +193,18 @@ class Worker:
                 return await self._run_live(spec, context, number)
         except Exception as error:  # noqa: BLE001 - becomes the fault of a failed result
             return self._fail(spec, error)
+
+    async def _run_to_end(self, spec: EpisodeSpec, context: EpisodeContext, number: int) -> EpisodeResult:
+        """Run one episode, and again after it has lost something of its own."""
+        self._interrupted.discard(number)
+        while True:
+            result = await self.run_one(spec, context, number)
+            if (again := spec.after(result.fault)) is None:
+                return result
+            if number in self._interrupted:  # as if it had not started, so that it can be resumed
+                return build_unstarted_result(spec)
+            spec = again
+            emit_retried(self.parts.observers, result)
 
     async def _run_live(self, spec: EpisodeSpec, context: EpisodeContext, number: int) -> EpisodeResult:
         # The driver has built the agent, but this machine may lack a package or a file.
@@ -222,11 +237,18 @@ class Worker:
         taken: Numbered | None = first
         while taken is not None:
             number, spec = taken
-            deliver(number, await self.run_one(spec, context, number))
+            deliver(number, await self._run_to_end(spec, context, number))
             taken = feed.take_waiting()
             if taken is not None and room.locked():
                 self.emit_limit_reached()
         room.release()
+
+
+def emit_retried(observers: Observers, result: EpisodeResult) -> None:
+    """Tell that an episode runs again, which has lost something of its own."""
+    reason = "" if result.fault is None else result.fault.message
+    structlog.get_logger().warning("episode runs again", episode=result.uid, reason=reason)
+    observers.emit("on_episodes_retried", EpisodesRetried(count=1, worker="", reason=reason))
 
 
 def build_unstarted_result(spec: EpisodeSpec) -> EpisodeResult:

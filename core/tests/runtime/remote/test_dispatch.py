@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from turnwise import EpisodeResult, Status, Task, Trajectory
 from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
+from turnwise.types import Fault
 
 
 def make_spec(number):
@@ -43,13 +45,14 @@ def test_each_episode_is_delivered_once(events):
     def deliver(number, _result):
         delivered.update([number])
 
-    keys = dispatcher.submit(enumerate(make_specs(12)), deliver)
+    keys = dispatcher.submit(enumerate(evolve(spec, tries=2) for spec in make_specs(12)), deliver)
     for event, one, two in events:
         if event == "acquire":
             held[one] |= dict(dispatcher.acquire(one, two))
         elif event == "complete" and held[one]:
             key = sorted(held[one])[min(two, len(held[one]) - 1)]
-            dispatcher.complete(one, key, finish(held[one].pop(key)))
+            spec = held[one].pop(key)
+            dispatcher.complete(one, key, lose(spec) if two == 0 else finish(spec))
         elif event == "requeue":
             dispatcher.requeue(one, "killed", two)
             held[one] = {}
@@ -63,6 +66,39 @@ def test_each_episode_is_delivered_once(events):
 
     assert delivered == Counter(range(12))
     assert dispatcher.keys == dispatcher.keys_of(deliver) == []
+
+
+def lose(spec, kind="LostResourceError"):
+    return EpisodeResult(task=spec.task, status=Status.FAILED, fault=Fault(owner="infra", kind=kind, message="gone"))
+
+
+def test_an_episode_that_lost_something_is_the_next_one():
+    """Any worker may take it, until its tries are over; no worker is to blame."""
+    dispatcher, results = EpisodeDispatcher(), {}
+    specs = [evolve(spec, tries=2) for spec in make_specs(3)]
+    dispatcher.submit(enumerate(specs), results.__setitem__)
+    ((key, spec),) = dispatcher.acquire(0, 1)
+
+    assert dispatcher.complete(0, key, lose(spec))
+    ((again, spec),) = dispatcher.acquire(1, 1)
+    assert (again, spec.num_losses, spec.tries, results) == (key, 1, 1, {})
+    assert not dispatcher.complete(1, key, lose(spec))
+
+    assert (results[0].status, dispatcher.num_retried, dispatcher.count_held(0)) == (Status.FAILED, 1, 0)
+    ((key, spec),) = dispatcher.acquire(0, 1)
+    assert not dispatcher.complete(0, key, lose(spec, "InfrastructureError"))
+    assert results[1].status is Status.FAILED
+
+
+def test_an_interrupted_episode_that_lost_something_does_not_run_again():
+    """It can be resumed, as if its worker had died."""
+    dispatcher, results = EpisodeDispatcher(), {}
+    keys = dispatcher.submit([(0, evolve(make_spec(0), tries=2))], results.__setitem__)
+    ((key, spec),) = dispatcher.acquire(0, 1)
+    dispatcher.interrupt(keys)
+
+    assert not dispatcher.complete(0, key, lose(spec))
+    assert (results[0].status, results[0].unfinished.started) == (Status.ABORTED, False)
 
 
 def test_a_second_result_is_dropped():

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import structlog
 from attrs import define, field
 
-from turnwise.errors import ConfigError, InfrastructureError, describe, is_cancelled
+from turnwise.errors import ConfigError, InfrastructureError, LostResourceError, describe, is_cancelled
 from turnwise_workspaces.slots import Slot, Slots
 from turnwise_workspaces.workspace import (
     SNAPSHOT_S,
@@ -47,12 +47,12 @@ class OwnedWorkspace:
     """
     A workspace with deadlines of this process's own, so that one that hangs is lost and no episode waits for it.
 
-    After a loss every call raises the same error at once.
+    After a loss every call raises the same `LostResourceError` at once, and the run may run the episode again.
     """
 
     _workspace: Workspace
     _grace_s: float
-    _lost: InfrastructureError | None = field(default=None, init=False)
+    _lost: LostResourceError | None = field(default=None, init=False)
     _snapshots: set[Snapshot] = field(factory=set, init=False)
 
     async def exec(self, command: Command, on_output: OnOutput | None = None) -> ExecResult:
@@ -131,17 +131,17 @@ class OwnedWorkspace:
 
     async def _guard(self, call: Callable[[], Awaitable[T]], timeout_s: float, what: str) -> T:
         if self._lost is not None:
-            raise InfrastructureError(str(self._lost)) from self._lost
+            raise LostResourceError(str(self._lost)) from self._lost
         try:
             async with asyncio.timeout(timeout_s):
                 return await call()
         except TimeoutError as error:
-            lost = InfrastructureError(f"the workspace is lost: {what} did not end within {timeout_s:g} s")
+            lost = LostResourceError(f"the workspace is lost: {what} did not end within {timeout_s:g} s")
             cause: Exception = error
         except (WorkspaceFileError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is not the command's doing
-            lost, cause = InfrastructureError(f"the workspace is lost: {describe(error)}"), error
+            lost, cause = LostResourceError(f"the workspace is lost: {describe(error)}"), error
         self._lost = lost
         self.kill()
         raise lost from cause
@@ -182,7 +182,8 @@ class WorkspaceOwner:
         Start a workspace, as soon as there is a slot for it; `close` ends it.
 
         Raises:
-            InfrastructureError: no slot was free in time, or it did not start in any of the tries.
+            InfrastructureError: no slot was free in time.
+            LostResourceError: it did not start in any of the tries; another worker may be on a better machine.
             ConfigError: the backend cannot fulfil the specification.
         """
         self.backend.check(spec)
@@ -250,7 +251,7 @@ class WorkspaceOwner:
                 text = f"it took more than {spec.boot_s:g} s" if late else describe(error)
                 structlog.get_logger().warning("workspace did not start", attempt=number, error=text)
                 failure, cause = text, error
-        raise InfrastructureError(f"a workspace did not start in {self.boot_tries} tries: {failure}") from cause
+        raise LostResourceError(f"a workspace did not start in {self.boot_tries} tries: {failure}") from cause
 
     async def _reap_once(self) -> None:
         if self._has_reaped:

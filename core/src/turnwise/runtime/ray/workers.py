@@ -28,6 +28,7 @@ from turnwise.runtime.remote.replica_pool import PoisonedRequestError
 from turnwise.runtime.remote.result_wire import unpack_episodes
 from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots, staying
 from turnwise.runtime.service import DriverServices
+from turnwise.runtime.worker import emit_retried
 
 
 @define(eq=False)
@@ -155,6 +156,12 @@ class WorkerGroup:
         for slot in workers:
             self.submit(slot, share)
 
+    def _submit_elsewhere(self, slot: ActorSlot) -> None:
+        """Submit what a worker has not finished to others, for as long as they have room."""
+        for other in staying(self.slots):
+            if other is not slot:
+                self.submit(other)
+
     async def _verify(self, slot: ActorSlot) -> NoReturn:
         """Submit no episodes to a worker from the loss of another one until it has answered a ping."""
         while True:
@@ -198,7 +205,9 @@ class WorkerGroup:
                 if result.fault and result.fault.kind == PoisonedRequestError.__name__:
                     for pool in self.pools.values():
                         pool.pardon()
-                self.dispatcher.complete(slot.index, key, result)
+                if self.dispatcher.complete(slot.index, key, result):
+                    emit_retried(self.observers, result)
+                    self._submit_elsewhere(slot)
             self._collected[slot.index].set()
             # Refill the window, with as many episodes as were collected.
             self.submit(slot)

@@ -6,6 +6,7 @@ state:
 
 - An undelivered episode is in exactly one place: pending, quarantined, or held by one worker.
 - `complete` is the only method that delivers, and it removes the episode. A second result finds none and is dropped.
+- An episode that has lost something of its own is pending again, before the others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 import structlog
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
@@ -94,14 +95,29 @@ class EpisodeDispatcher:
         held.update(dict.fromkeys(keys))
         return [(key, self._entries[key].spec) for key in keys]
 
-    def complete(self, worker: int, key: int, result: EpisodeResult) -> None:
-        """Deliver the result of an episode; a second result is dropped."""
+    def complete(self, worker: int, key: int, result: EpisodeResult) -> bool:
+        """
+        Deliver the result of an episode; a second result is dropped.
+
+        Returns:
+            Whether the episode runs again instead, because it has lost something of its own.
+        """
         self._held.get(worker, {}).pop(key, None)
+        entry = self._entries.get(key)
+        again = entry and entry.spec.after(result.fault)
+        if entry and again and key not in self._interrupted:
+            self._entries[key] = evolve(entry, spec=again)
+            self._pending.appendleft(key)
+            self.num_retried += 1
+            return True
+        if entry and again:  # as if its worker had died: an unstarted result can be resumed
+            result = build_unstarted_result(entry.spec)
         self._kills.pop(key, None)
         self._interrupted.discard(key)
         # Removed before the callback, which may submit the next episodes.
         if entry := self._entries.pop(key, None):
             entry.deliver(entry.number, result)
+        return False
 
     def count_held(self, worker: int) -> int:
         """Return the number of episodes that a worker holds."""

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ ROUTES = ColumnSpec(name="routes", dtype="int16", shape=(2,), fill=-1, tokens="a
 TOP_K = ColumnSpec(name="top_k", dtype="float32", shape=(3,), fill=float("nan"))
 ONCE = ColumnSpec(name="once", dtype="uint8", fill=7, on_branch="fill")
 TEACHER = ColumnSpec(name="teacher", dtype="float32", tokens="none")
+HALF = ColumnSpec(name="half", dtype="float16", fill=float("nan"))
 
 
 def values(spec: ColumnSpec, seeds) -> np.ndarray:
@@ -153,6 +155,16 @@ def test_values_of_the_context():
         (ROUTES, np.full((1, 2), 40_000), "column 'routes' has values of int64 that are no int16"),
         (ONCE, [1.5], "column 'once' has values of float64 that are no uint8"),
         (TEACHER, [1.0], "column 'teacher' has no values of sampled tokens: a scorer gives them"),
+        (HALF, [70_000.0], "column 'half' has values of float64 that are no float16"),
+        (HALF, [1e300], "column 'half' has values of float64 that are no float16"),
+        (HALF, [1 + 2j], "column 'half' has values of complex128, expected numbers"),
+        (HALF, ["0.5"], "column 'half' has values of <U3, expected numbers"),
+        (HALF, [None], "column 'half' has values of object, expected numbers"),
+        (HALF, np.zeros(1, "datetime64[s]"), r"column 'half' has values of datetime64\[s\], expected numbers"),
+        (ONCE, [2**70], "column 'once' has values of object, expected numbers"),
+        (TOP_K, [[1, 2, 3], [4]], "column 'top_k' has values that are no array of numbers: .*inhomogeneous shape.*"),
+        (HALF, torch.zeros(1, dtype=torch.bfloat16), "column 'half' has values that are no array of numbers: .*"),
+        (HALF, torch.zeros(1, requires_grad=True), "column 'half' has values that are no array of numbers: .*"),
     ],
 )
 def test_values_that_do_not_fit(spec, given_values, text):
@@ -161,6 +173,14 @@ def test_values_that_do_not_fit(spec, given_values, text):
     with pytest.raises(TrajectoryError, match=f"^{text}$"):
         record.add_action([4], [-0.5], columns=[(spec, given_values)])
     assert (3, {}) == (len(record), record.columns)
+
+
+@pytest.mark.parametrize("given_values", [[np.inf], [-np.inf], [np.nan], [0.1], [65_504], [True], np.array([2], ">i4")])
+def test_values_that_a_float_rounds(given_values):
+    """Rounded numbers, infinite ones and nan are values of a float; only numbers that are too large are not."""
+    record = Trajectory([1])
+    record.add_action([4], [-0.5], columns=[(HALF, given_values)])
+    assert same(np.asarray(given_values).astype(np.float16), record.column("half"))
 
 
 def test_another_declaration_of_a_column():
@@ -265,7 +285,17 @@ def test_values_as_text(dtype):
         ({"dtype": "complex64"}, "has the type 'complex64', expected one of"),
         ({"shape": (0,)}, r"has the shape \(0,\), expected numbers from 1"),
         ({"tokens": "some"}, "tokens='some'"),
+        ({"shape": 3}, "has the shape 3, expected numbers from 1"),
+        ({"shape": (True,)}, r"has the shape \(True,\), expected numbers from 1"),
+        ({"tokens": ["all"]}, r"tokens=\['all'\]"),
+        ({"version": "2"}, "has the version '2', expected an integer"),
         ({"fill": 300}, "has the fill 300, which is no uint8"),
+        ({"fill": "x"}, "has the fill x, which is no uint8"),
+        ({"fill": None}, "has the fill None, which is no uint8"),
+        ({"fill": [0]}, r"has the fill \[0\], which is no uint8"),
+        ({"fill": float("nan")}, "has the fill nan, which is no uint8"),
+        ({"fill": 10**400}, "has the fill 10+, which is no uint8"),
+        ({"dtype": "float16", "fill": 1e6}, "has the fill 1000000.0, which is no float16"),
     ],
 )
 def test_wrong_declarations(options, text):
@@ -279,6 +309,9 @@ def test_declarations_in_files():
     for spec in (ROUTES, TOP_K, ONCE, TEACHER):
         back = ColumnSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
         assert (spec, hash(spec)) == (back, hash(back))
+    large = [ColumnSpec(name="x", dtype="int64", fill=2**53 + step) for step in (0, 1)]
+    assert large[0] != large[1] == ColumnSpec.from_dict(json.loads(json.dumps(large[1].to_dict())))
+    assert ROUTES == ColumnSpec.from_dict(ROUTES.to_dict() | {"shape": np.array(ROUTES.shape), "fill": -1.0})
     with pytest.raises(PluginError, match="the declaration of a column is damaged"):
         ColumnSpec.from_dict({"name": "x", "fill": 0, "kind": 1})
 

@@ -35,8 +35,25 @@ _OF_BATCHES: Final = (
 )
 
 
+_NO_NUMBERS: Final = "cmMOSU"
+"""Kinds of numpy types whose values numpy would turn into other numbers: complex ones, times, objects and texts."""
+
+
 def _as_shape(sizes: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sizes)  # a type checker cannot tell the argument of `tuple` as a converter
+    if not isinstance(sizes, Iterable):
+        return sizes  # `_check_shape` refuses it by the name of the column
+    return tuple(int(size) if isinstance(size, np.integer) else size for size in sizes)
+
+
+def _fill_key(fill: float) -> object:
+    return "nan" if fill != fill else fill  # two fills of nan are equal, and nan is not equal to itself
+
+
+def _is_lost(array: NDArray[Any], stored: NDArray[Any]) -> bool:
+    """Return whether numbers are others in another type; a float may round them, and may not make them infinite."""
+    if stored.dtype.kind == "f":
+        return not np.isfinite(stored[np.isfinite(array)]).all()
+    return not np.array_equal(stored, array)
 
 
 @frozen(kw_only=True)
@@ -60,7 +77,7 @@ class ColumnSpec:
     name: str
     dtype: str
     shape: tuple[int, ...] = field(default=(), converter=_as_shape)
-    fill: float = field(default=0, eq=lambda fill: str(float(fill)))  # equal to itself also if it is nan
+    fill: float = field(default=0, eq=_fill_key)
     tokens: Tokens = "sampled"
     on_branch: OnBranch = "keep"
     version: int = 1
@@ -71,13 +88,24 @@ class ColumnSpec:
             raise PluginError(f"{where}: a name has lower-case letters, digits and _, and starts with a letter")
         if self.dtype not in TYPES:
             raise PluginError(f"{where} has the type {self.dtype!r}, expected one of {', '.join(TYPES)}")
-        if not all(isinstance(size, int) and size > 0 for size in self.shape):
+        if not isinstance(self.shape, tuple) or not all(type(size) is int and size > 0 for size in self.shape):
             raise PluginError(f"{where} has the shape {self.shape}, expected numbers from 1")
-        if self.tokens not in {"sampled", "all", "none"} or self.on_branch not in {"keep", "fill"}:
+        if self.tokens not in ("sampled", "all", "none") or self.on_branch not in ("keep", "fill"):
             raise PluginError(f"{where} has tokens={self.tokens!r} and on_branch={self.on_branch!r}: not known")
-        with np.errstate(all="ignore"):
-            stored = np.array(self.fill).astype(self.dtype)
-        if not np.array_equal(stored, self.fill, equal_nan=True) and np.dtype(self.dtype).kind != "f":
+        if type(self.version) is not int:
+            raise PluginError(f"{where} has the version {self.version!r}, expected an integer")
+        self._check_fill(where)
+
+    def _check_fill(self, where: str) -> None:
+        try:
+            given = np.array(self.fill)
+            with np.errstate(all="ignore"):
+                is_wrong = (
+                    given.ndim > 0 or given.dtype.kind in _NO_NUMBERS or _is_lost(given, given.astype(self.dtype))
+                )
+        except (TypeError, ValueError, OverflowError):
+            is_wrong = True
+        if is_wrong:
             raise PluginError(f"{where} has the fill {self.fill}, which is no {self.dtype}")
 
     @property
@@ -103,17 +131,23 @@ class ColumnSpec:
         Raises:
             TrajectoryError: they have another shape, or a value that the type does not have.
         """
-        array = np.asarray(values)
+        where = f"column {self.name!r}"
+        try:
+            array = np.asarray(values)
+        except Exception as error:  # of another library too, such as a tensor that numpy cannot read
+            raise TrajectoryError(f"{where} has values that are no array of numbers: {error}") from error
         if array.shape[1:] != self.shape or array.ndim == 0:
             expected = ", ".join(["n", *map(str, self.shape)])
-            raise TrajectoryError(f"column {self.name!r} has values of shape {array.shape}, expected ({expected})")
+            raise TrajectoryError(f"{where} has values of shape {array.shape}, expected ({expected})")
         wanted = np.dtype(self.dtype)
         if array.dtype == wanted:
             return array
+        if array.dtype.kind in _NO_NUMBERS:
+            raise TrajectoryError(f"{where} has values of {array.dtype}, expected numbers")
         with np.errstate(all="ignore"):
             stored = array.astype(wanted)
-        if wanted.kind != "f" and not np.array_equal(stored, array):
-            raise TrajectoryError(f"column {self.name!r} has values of {array.dtype} that are no {self.dtype}")
+        if _is_lost(array, stored):
+            raise TrajectoryError(f"{where} has values of {array.dtype} that are no {self.dtype}")
         return stored
 
     def to_dict(self) -> dict[str, Any]:

@@ -91,8 +91,9 @@ def load(kind, attention="sdpa"):
             if parameter.ndim == 2:
                 parameter.mul_(6)
     if kind.endswith("+lora"):
-        model = add_adapters(model, LoraConfig(rank=2), "").double()
-        torch.nn.init.normal_(dict(model.named_parameters())["model.layers.0.mlp.up_proj.lora_B.default.weight"])
+        modules = ("q_proj", "v_proj") if kind.startswith("moe") else LoraConfig().target_modules  # not fused experts
+        model = add_adapters(model, LoraConfig(rank=2, target_modules=modules), "").double()
+        torch.nn.init.normal_(dict(model.named_parameters())["model.layers.0.self_attn.q_proj.lora_B.default.weight"])
     return model.train()
 
 
@@ -111,13 +112,14 @@ def compute(model, micros, num_tokens, **options):
 
 @pytest.fixture
 def in_float64(monkeypatch):
-    """Compute in float64 what transformers and the trainer compute in float32: norms, softmax and logits."""
+    """Compute in float64 what transformers and the trainer compute in float32: norms, routers, softmax and logits."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(torch, "float32", torch.float64)
+    for name in ("float", "float32"):
+        monkeypatch.setattr(torch, name, torch.float64)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "turnwise_segments", "turnwise_segments_or_sdpa"])
-@pytest.mark.parametrize("kind", ["llama", "qwen", "qwen+lora", "moe"])
+@pytest.mark.parametrize("kind", ["llama", "qwen", "qwen+lora", "moe", "moe+lora"])
 @settings(
     max_examples=10,
     deadline=None,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from attrs import evolve
 
 from turnwise import ColumnSpec, EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import ConfigError
 from turnwise.record.lineage import RecordLineage
 from turnwise_moe_routes.shapes import RouteShape
-from turnwise_verl_bridge.rows import count_turns, to_queue_rows
+from turnwise_verl_bridge.rows import count_turns, to_loop_outputs, to_queue_rows
 from turnwise_verl_bridge.runs import build_task
 
 
@@ -92,19 +96,66 @@ def test_a_row_names_its_agent(fields, agent):
     assert agent == build_task({"raw_prompt": [{"role": "user", "content": "?"}], **fields}, "u").agent_name
 
 
-def test_open_columns_are_in_the_rows():
-    """The bridge knows none of them, and each has its values beside its tokens."""
-    record = record_of([3, 4], [5], [6])
-    spec = ColumnSpec(name="routes", dtype="int16", shape=(2,), fill=-1)
-    values = [[1, 2], [3, 4], [-1, -1], [5, 6]]
-    episode = EpisodeResult(
+RANK = ColumnSpec(name="rank", dtype="int16", shape=(2,), fill=-1)
+TEACHER = ColumnSpec(name="teacher", dtype="float16", fill=float("nan"), tokens="all")
+RANKS = [[1, 2], [3, 4], [-1, -1], [5, 6]]
+
+
+def with_columns():
+    """Return an episode of two records, each with a column that the other lacks."""
+    records = (record_of([3, 4], [5], [6]).with_column(RANK, RANKS), record_of([7]).with_column(TEACHER, [0, 1, 2]))
+    return EpisodeResult(
         task=Task(messages=({"role": "user", "content": "?"},), uid="t"),
         status=Status.COMPLETED,
-        trajectories=(record.with_column(spec, values),),
-        scores=(TrajectoryScore(value=1.0),),
+        trajectories=records,
+        scores=(TrajectoryScore(value=1.0),) * 2,
+        lineage=(RecordLineage(),) * 2,
     )
-    (row,) = to_queue_rows(collate([episode], pad_token_id=0), episode)
-    assert values == row["routes"].tolist()
+
+
+def assert_columns(first, second):
+    """Each record has its values, and the fill where it has no such column."""
+    assert (RANKS, [[-1, -1]]) == (first["rank"].tolist(), second["rank"].tolist())
+    assert [0, 1, 2] == second["teacher"].tolist()
+    assert np.isnan(np.asarray(first["teacher"])).all()
+    assert len(first["teacher"]) == 2 + 4
+
+
+def test_open_columns_are_in_the_rows():
+    """The bridge knows none of them; all rows have the same fields, which verl needs to put them into one tensor."""
+    episode = with_columns()
+    first, second = to_queue_rows(collate([episode], pad_token_id=0), episode)
+    assert set(first) == set(second)
+    assert_columns(first, second)
+
+
+def test_open_columns_are_in_the_outputs_of_loops(monkeypatch):
+    """As one value of each row, because verl makes an array of every extra field."""
+    fake = SimpleNamespace(AgentLoopMetrics=SimpleNamespace, AgentLoopOutput=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", fake)
+    for name in ("verl", "verl.experimental", "verl.experimental.agent_loop"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    columns = [each.extra_fields["turnwise_columns"] for each in to_loop_outputs(with_columns())]
+    assert_columns(*columns)
+    array = np.empty(2, dtype=object)
+    array[:] = columns
+    assert columns == array.tolist()
+    (output,) = to_loop_outputs(with_routes([7, 8, 1, 2, 3, -1]))
+    assert (6, 2, 1) == output.routed_experts.shape
+    assert "turnwise_columns" not in output.extra_fields
+
+
+def test_a_record_without_routes_beside_one_with():
+    """verl would replay the expert 0 in it."""
+    episode = with_routes([7, 8, 1, 2, 3, -1])
+    both = evolve(
+        episode,
+        trajectories=(*episode.trajectories, record_of([7])),
+        scores=episode.scores * 2,
+        lineage=(RecordLineage(),) * 2,
+    )
+    with pytest.raises(ConfigError, match="token 0 of a record has no routed experts"):
+        to_queue_rows(collate([both], pad_token_id=0), both)
 
 
 def with_routes(routes):

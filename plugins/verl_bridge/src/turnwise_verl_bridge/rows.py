@@ -47,7 +47,12 @@ def count_turns(trajectory: Trajectory) -> int:
 
 
 def to_loop_outputs(result: EpisodeResult) -> list[Any]:
-    """Return an `AgentLoopOutput` for each trajectory of an episode; the last one has the reward."""
+    """
+    Return an `AgentLoopOutput` for each trajectory of an episode; the last one has the reward.
+
+    `extra_fields["turnwise_columns"]` has the open columns by name: (n, *shape) of all tokens, or of the response. verl
+    pads none of its extra fields.
+    """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     check_trainable(result)
@@ -63,16 +68,33 @@ def to_loop_outputs(result: EpisodeResult) -> list[Any]:
             response_logprobs=trajectory.logprobs.tolist(),
             num_turns=count_turns(trajectory),
             metrics=timing,
-            extra_fields=_weight_steps(trajectory),
+            extra_fields={**_weight_steps(trajectory), **_loop_columns(trajectory)},
             **_routes(trajectory),
             **_images(trajectory),
         )
-        for trajectory in compress(result.trajectories, result.trained)
+        for trajectory in _trained(result)
     ]
     if result.reward is not None:
         outputs[-1].reward_score = result.reward
         outputs[-1].extra_fields["reward_extra_info"] = _reward_extra(result)
     return outputs
+
+
+def _trained(result: EpisodeResult) -> list[Trajectory]:
+    """Return the trained trajectories, each with the open columns of all of them: verl's rows have the same fields."""
+    trained = list(compress(result.trajectories, result.trained))
+    specs = {name: spec for each in trained for name, spec in each.columns.items()}
+    for index, record in enumerate(trained):
+        for spec in (spec for name, spec in specs.items() if name not in record.columns):
+            size = record.num_response_tokens if spec.of_responses else len(record)
+            trained[index] = trained[index].with_column(spec, spec.filled(size))
+    return trained
+
+
+def _loop_columns(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the open columns under one key: verl makes an array of each extra field, for which a dict is one value."""
+    found = {name: np.array(trajectory.column(name)) for name in trajectory.columns if name != COLUMN}
+    return {"turnwise_columns": found} if found else {}
 
 
 def _images(trajectory: Trajectory) -> dict[str, Any]:
@@ -107,7 +129,7 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult, vision: VisionRows
         rewards[-1] = last
         rewards[-1, end] += batch.episode_rewards[-1] - last.sum()
     rows = []
-    for index, trajectory in enumerate(compress(result.trajectories, result.trained)):
+    for index, trajectory in enumerate(_trained(result)):
         prompts, responses = torch.tensor(trajectory.prompt_ids), torch.tensor(trajectory.response_ids)
         mask = torch.tensor(trajectory.response_mask, dtype=torch.int64)
         _need_vision(trajectory, vision)

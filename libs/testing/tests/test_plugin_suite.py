@@ -12,7 +12,7 @@ from turnwise_testing.checks.engine.run import ENGINE_CHECKS
 from turnwise_testing.checks.parser import PARSER_CHECKS
 from turnwise_testing.checks.part import KINDS, checks_of
 from turnwise_testing.suites import parts
-from turnwise_testing.suites.engine import EngineSuite
+from turnwise_testing.suites.engine import MEDIA_TESTS, EngineSuite
 from turnwise_testing.suites.plugin import PluginSuite, overridden_tests
 
 
@@ -46,6 +46,24 @@ def test_overridden_tests_are_found():
     assert overridden_tests(EngineSuite) == []
     with pytest.raises(AssertionError):
         Overriding().test_no_standard_test_is_overridden()
+
+
+class Seeing(EngineSuite):
+    media_only = True
+
+    def test_logprobs(self):
+        """Replaced without a word."""
+
+
+def test_a_suite_of_media_has_the_tests_of_pictures():
+    """And a few of text. Leaving the others to another class is no override, and replacing one of them is."""
+    kept = {name for name in dir(Seeing) if name.startswith("test_") and getattr(Seeing, name) is not None}
+
+    assert {f"test_{name}" for name, check in ENGINE_CHECKS.items() if check.pictures} < MEDIA_TESTS
+    assert MEDIA_TESTS <= {name for name in dir(EngineSuite) if name.startswith("test_")}
+    assert kept == MEDIA_TESTS | {"test_logprobs"}
+    assert overridden_tests(Seeing) == ["test_logprobs"]
+    assert EngineSuite.test_seed_is_repeatable is not None
 
 
 def test_the_test_against_overriding_cannot_be_overridden():
@@ -108,7 +126,7 @@ def register_engines(registry):
 CONFORMANCE = """
 import pytest
 from turnwise_testing.probes.engine import EngineProbe
-from turnwise_testing.suites.engine import EngineSuite
+from turnwise_testing.suites.engine import MEDIA_TESTS, EngineSuite
 
 class TestFake(EngineSuite):
     entry_point = "turnwise_fake_engine"

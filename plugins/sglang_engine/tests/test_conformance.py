@@ -64,12 +64,13 @@ class TestSglang(EngineSuite):
 @pytest.mark.sglang
 @pytest.mark.slow
 class TestSglangVision(EngineSuite):
-    """The standard tests with SGLang and a vision-language model, and the checks of pictures."""
+    """The checks of pictures, with SGLang and a vision-language model. The class above runs those of text."""
 
     entry_point = "sglang_engine"
     module = "turnwise_sglang_engine"
     registered = "sglang"
     shared_engine = True
+    media_only = True
 
     @pytest.fixture
     def config(self, qwen3_vl):

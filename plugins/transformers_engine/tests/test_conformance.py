@@ -41,8 +41,13 @@ class TestGenericDecoder(TestTransformers):
         return TransformersConfig(model=tiny_model, device="cpu", max_context=256, decoder="generic")
 
 
-class TestVision(TestTransformers):
-    """The same with a vision-language model, and the checks of pictures."""
+class Vision(EngineSuite):
+    """A vision-language model, and its pictures."""
+
+    entry_point = "transformers_engine"
+    module = "turnwise_transformers_engine"
+    registered = "transformers"
+    logprob_bound = 1e-4
 
     @pytest.fixture
     def config(self, qwen2_5_vl):
@@ -61,6 +66,17 @@ class TestVision(TestTransformers):
             letters=Letters(ids=ids, end_id=tokenizer.eos_token_id, decode=tokenizer.decode),
             pictures=qwen2_5_vl.probe(pictures),
         )
+
+
+class TestVision(Vision):
+    """The checks of pictures."""
+
+    media_only = True
+
+
+@pytest.mark.slow
+class TestVisionText(Vision):
+    """The checks of text with a model that sees: all of them, as with the model of text."""
 
 
 class TestDiagnostic(PluginSuite):

@@ -63,12 +63,13 @@ class TestVllm(EngineSuite):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 class TestVllmVision(EngineSuite):
-    """The standard tests with vLLM and a vision-language model, and the checks of pictures."""
+    """The checks of pictures, with vLLM and a vision-language model. The class above runs those of text."""
 
     entry_point = "vllm_engine"
     module = "turnwise_vllm_engine"
     registered = "vllm"
     shared_engine = True
+    media_only = True
 
     @pytest.fixture
     def config(self, qwen2_5_vl):

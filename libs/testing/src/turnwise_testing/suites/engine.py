@@ -7,14 +7,14 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from attrs import evolve
 
 from turnwise.protocols import Engine, Resources
 from turnwise_testing.checks.engine.delays import DELAYS, NO_DELAYS, Delays
-from turnwise_testing.checks.engine.run import EngineChecker, MakeEngine
+from turnwise_testing.checks.engine.run import ENGINE_CHECKS, EngineChecker, MakeEngine
 from turnwise_testing.engines.actor_run import ActorJob
 from turnwise_testing.probes.engine import EngineProbe
 from turnwise_testing.suites.plugin import PluginSuite
@@ -36,6 +36,14 @@ DELAYED_CHECKS = (
     "cancelled_level_2_never_serves_lost_weights",
 )
 """Checks that run under delays too."""
+MEDIA_TESTS = frozenset(f"test_{name}" for name, check in ENGINE_CHECKS.items() if check.pictures) | {
+    "test_fulfils_the_protocol",
+    "test_ids_round_trip",
+    "test_logprobs_are_those_of_the_model",
+    "test_no_standard_test_is_overridden",
+    "test_weight_update_changes_the_output",
+}
+"""Tests of a suite with `media_only`: those of pictures, and a few of text."""
 
 
 class EngineSuite(PluginSuite):
@@ -63,11 +71,22 @@ class EngineSuite(PluginSuite):
             of the first test then count.
         logprob_bound: largest difference to the log-probabilities of the probe's reference, in nats; None leaves it to
             the probe.
+        media_only: run the tests of pictures and a few of text alone; for a model that sees, beside a suite that runs
+            all tests of the same engine with a model of text.
     """
 
     hook = "register_engines"
     shared_engine: ClassVar[bool] = False
     logprob_bound: ClassVar[float | None] = None
+    media_only: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.media_only:
+            standard = {name for name in dir(EngineSuite) if name.startswith("test_")}
+            cls.left_out = frozenset(standard - MEDIA_TESTS - vars(cls).keys())
+            for name in cls.left_out:
+                setattr(cls, name, None)  # pytest collects no such attribute, and none of the same name of a base
 
     @pytest.fixture
     def probe(self) -> EngineProbe:

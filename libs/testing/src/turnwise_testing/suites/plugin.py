@@ -42,6 +42,8 @@ class CheckedSuite:
 
     checks: ClassVar[Mapping[str, Check]] = {}
     check_timeout_s: ClassVar[float] = CHECK_TIMEOUT_S
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Standard tests that an option of the suite leaves to another class; set by the suite of a kind."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -157,7 +159,12 @@ def overridden_tests(suite: type) -> list[str]:
         for name, function in vars(base).items()
         if name.startswith("test_")
     }
-    changed = [name for name, function in standard.items() if getattr(suite, name, None) is not function]
+    left_out = getattr(suite, "left_out", frozenset())
+    changed = [
+        name
+        for name, function in standard.items()
+        if name not in left_out and getattr(suite, name, None) is not function
+    ]
     return sorted(name for name in changed if not _is_known_failure(getattr(suite, name, None)))
 
 

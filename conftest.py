@@ -13,6 +13,7 @@ import uuid
 from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
+from importlib.metadata import Distribution
 from pathlib import Path
 from types import CodeType, FunctionType
 from zlib import crc32
@@ -45,11 +46,47 @@ if threading.current_thread() is threading.main_thread():
         if signal.getsignal(_signal) is signal.SIG_IGN:
             signal.signal(_signal, _handler)
 
+# At the end of each `asyncio.run`, Python 3.11 looks for a member of an enum that equals the handler of Ctrl-C, and the
+# error that there is none has the `repr` of the whole result: a twentieth of the time of the tests. 3.12 looks for
+# numbers alone.
+_as_member = signal._int_to_enum  # noqa: SLF001 - see above
+signal._int_to_enum = lambda value, members: _as_member(value, members) if isinstance(value, int) else value  # noqa: SLF001
+
+_parsed: dict[tuple[str, str, int, int], object] = {}
+
+
+def parsed_once(name: str, file: str) -> property:
+    """
+    Return a property of installed distributions that parses its file again only if the file has changed.
+
+    Commands that tests call in this process load the plugins again and again, and then most of their time is that of
+    parsing the files of all packages.
+    """
+    parse = vars(Distribution)[name].fget
+
+    def get(distribution: Distribution) -> object:
+        try:
+            path = os.path.join(getattr(distribution, "_path"), file)  # noqa: B009 - not public
+            found = os.stat(path)
+        except (AttributeError, OSError, TypeError):  # another kind of distribution, or another file
+            return parse(distribution)
+        key = name, path, found.st_mtime_ns, found.st_size
+        if key not in _parsed:
+            _parsed[key] = parse(distribution)
+        return _parsed[key]
+
+    return property(get)
+
+
+Distribution.entry_points = parsed_once("entry_points", "entry_points.txt")  # type: ignore[assignment]
+Distribution.metadata = parsed_once("metadata", "METADATA")  # type: ignore[assignment]
+
 # No deadlines: how long an example takes depends on the machine. `make test` uses "fast" and `make quick` "quick". Both
-# run no more examples of a property that sets max_examples itself. `make test-slow` runs all properties again with
-# "thorough", or with their own number, but for those whose own number `make test` has run.
+# run no more examples of a property that sets max_examples itself: properties take a fifth of the time of `make test`.
+# `make test-slow` runs all of them again with "thorough", or with their own number, but for those whose own number
+# `make test` has run.
 settings.register_profile("quick", deadline=None, max_examples=5)
-settings.register_profile("fast", deadline=None, max_examples=10)
+settings.register_profile("fast", deadline=None, max_examples=5)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 # "long" is for `make test-long`. Its number replaces smaller ones of the properties.
 settings.register_profile("long", deadline=None, max_examples=1000)
@@ -169,7 +206,7 @@ def mark_rare_cases(items: list[pytest.Item]) -> None:
     families: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.name.startswith("test_holds_under_delays["):  # plugins outside this repository have no such markers
-            item.add_marker(pytest.mark.many_cases)
+            item.add_marker(pytest.mark.many_cases(3))
         if item.get_closest_marker("many_cases"):
             families[item.nodeid.partition("[")[0]].append(item)
     for cases in families.values():
@@ -285,10 +322,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    """Give the next test structlog's defaults: a run that a test starts in this process configures the log."""
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """
+    Give the next test structlog's defaults: a run that a test starts in this process configures the log.
+
+    Between files, keep the garbage collector away from what the tests have imported so far, as after the collection.
+    """
     if structlog.is_configured():
         structlog.reset_defaults()
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def mean_rewards(config: str, out: Path, *changes: str) -> dict[str, float]:

@@ -181,6 +181,7 @@ def swallowed(runtime, tmp_path_factory):
     return rollout(runtime, SabotageBlueprint(str(over), limits), make_tasks(SWALLOWED, [SWALLOWS]), over)
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("place", SWALLOWED)
 def test_code_that_swallows_its_cancellation_is_left_behind(swallowed, runtime, place):
     """At its deadline the episode continues or ends without the code, counts it, and names its owner."""

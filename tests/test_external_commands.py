@@ -47,6 +47,7 @@ def test_rollout(tmp_path: Path) -> None:
     check_trajectory(record)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("function")
 def test_train(tmp_path: Path, one_task: str) -> None:
     """A step learns from exactly the tokens that the model sampled."""

@@ -59,6 +59,7 @@ def versions_of(result):
     return found
 
 
+@pytest.mark.slow
 def test_an_update_in_mid_call_ends_no_call():
     """The turn in flight has tokens of both versions, its call succeeds, and the buffer counts the older version."""
     with running(token_latency_s=0.01) as (manager, engine):

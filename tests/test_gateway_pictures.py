@@ -76,7 +76,7 @@ def test_a_program_shows_pictures(tmp_path, dialect):
     assert 0 == replayed.returncode
 
 
-@pytest.mark.many_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_hostile_files(tmp_path, dialect):
     """Each has one line with status 400: the program, the file of requests, the metrics and the log have it."""

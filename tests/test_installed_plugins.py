@@ -69,7 +69,7 @@ def on_ray(reward: str, workers: int) -> list[str]:
     return [*REWARDS[reward], *changes, "runtime=ray", f"runtime.reward_workers={workers}"]
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_parts_of_a_run_on_ray(own_code: Path, reward: str, workers: int) -> None:

@@ -287,6 +287,7 @@ def outcome(episodes):
     }
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("drive", [rollout, threshold, sync_training, async_training, async_resumed])
 @given(
     fails=st.sets(st.sampled_from(MEMBERS), max_size=4),

@@ -131,6 +131,7 @@ def _of_runtime(found: Sequence[Entry], runtime: str) -> list[Entry]:
     ]
 
 
+@pytest.mark.many_cases(5)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_run_is_refused(host: Host, folder: Path, name: str) -> None:
     """In one line with the reason, and the reference page says so."""

@@ -219,7 +219,7 @@ def test_every_kind_is_here() -> None:
     assert {*kinds_of(RunConfig).values()} <= {*PARTS} | IN_REPLICAS
 
 
-@pytest.mark.many_cases(5)
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_file_has_the_part(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -51,6 +51,7 @@ def records_of(results: list[EpisodeResult]) -> dict[tuple[str, int], list[int]]
     return {(each.task.uid, each.rollout_n): each.trajectories[0].input_ids.tolist() for each in results}
 
 
+@pytest.mark.slow
 def test_a_function_has_several_turns(folder: Path) -> None:
     """The command line runs it, its questions are no tokens of the model, and the options are its arguments."""
     assert 0 == main(["rollout", str(folder / "run.yaml"), *OPTIONS, "--out", str(folder / "out")])

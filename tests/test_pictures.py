@@ -98,6 +98,7 @@ def test_a_run_that_ends_between_two_pictures_is_continued(tmp_path, end):
     assert (first_turns == 4) == (end == signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_single_turns_show_pictures(tmp_path):
     """The agent without tools takes them as well."""
     done = roll_out(tmp_path, write_run(tmp_path, agent="single_turn", tools=[], parser=None))

@@ -9,6 +9,8 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 HIDDEN = "import subprocess\n\n\ndef hidden():\n    subprocess.run(['true'])\n"
 
@@ -93,8 +95,9 @@ def test_some_of_many_cases_are_quick(tmp_path: Path) -> None:
     assert outcomes == {"passed": 28, "deselected": 95}
 
 
+@pytest.mark.slow
 def test_a_large_property_is_small_until_the_slow_tests(tmp_path: Path) -> None:
-    """`make test` runs ten examples of a property that asks for more, and the slow tests all of them."""
+    """`make test` runs five examples of a property that asks for more, and the slow tests all of them."""
     tests = """
         from hypothesis import given, settings, strategies as st
 
@@ -102,7 +105,7 @@ def test_a_large_property_is_small_until_the_slow_tests(tmp_path: Path) -> None:
         @given(st.integers())
         def test_large(x): print("large", file=open("examples", "a"))
 
-        @settings(max_examples=5)
+        @settings(max_examples=3)
         @given(st.integers())
         def test_small(x): print("small", file=open("examples", "a"))
     """
@@ -112,4 +115,4 @@ def test_a_large_property_is_small_until_the_slow_tests(tmp_path: Path) -> None:
         run_tests(tmp_path / name, tests, *options)
         numbers[name] = Counter((tmp_path / name / "examples").read_text(encoding="utf-8").split())
 
-    assert numbers == {"fast": {"large": 10, "small": 5}, "slow": {"large": 60}}
+    assert numbers == {"fast": {"large": 5, "small": 3}, "slow": {"large": 60}}

@@ -82,6 +82,7 @@ def test_a_marked_test_has_its_own_process() -> None:
     assert "TURNWISE_TEST_OWN_PROCESS" in os.environ
 
 
+@pytest.mark.slow
 def test_a_failed_test_is_listed_with_its_seed(tmp_path: Path) -> None:
     """The script runs the tests as often as it is told, and its exit code says whether one failed."""
     file = ROOT / "tests/repeat.py"

@@ -182,6 +182,7 @@ def test_pings_take_a_bounded_share_of_the_driver():
     assert FixedCosts.of(evolve(run, heartbeat_s=0.0), costs).pings == 0.0
 
 
+@pytest.mark.slow
 def test_many_workers_answer_the_driver_rarely():
     """The driver's calls take half of its time at most, and the end of the run does not wait."""
     run = Run(num_workers=8, num_replicas=8, make_episode=random_episode, num_episodes=4000, engine=0.001)

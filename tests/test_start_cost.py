@@ -82,6 +82,7 @@ def test_the_list_of_commands_imports_nothing_heavy() -> None:
     assert peak <= MAX_KIB, f"{peak / 1024:.0f} MiB"
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("command", ["config", "convert", "doctor", "gateway", "plan", "train", "view"])
 def test_a_command_imports_no_engine_before_it_runs(command: str) -> None:
     """`turnwise COMMAND --help` loads neither a tensor library nor Ray."""

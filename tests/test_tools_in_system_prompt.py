@@ -108,6 +108,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("parser", CALLS)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_conversation_with_a_tool(agent: str, parser: str, folder: Path) -> None:

@@ -143,6 +143,7 @@ def run_dir(python_tool, tmp_path_factory):
     return read_results(out / "trajectories.parquet")
 
 
+@pytest.mark.slow
 def test_the_tiny_model_writes_programs(run_dir):
     """Nearly every episode runs code, some run it twice or more, and about half of them are right."""
     assert len(run_dir) == 48

@@ -17,6 +17,7 @@ from turnwise_grpo_trainer.train_setup import read_setup
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.many_cases(4)
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

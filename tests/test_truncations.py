@@ -232,7 +232,7 @@ def command(folder: Path, agent: str, overrides: list[str]) -> list[str]:
     return ["rollout", str(folder / "run.yaml"), *sections, *overrides, "--out", str(folder / "out")]
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_truncated_episodes_name_the_limit(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file, the table, `show` and the summary have the limit and the reason, and a line names the key to raise."""

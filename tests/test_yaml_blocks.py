@@ -201,7 +201,8 @@ def planned(places: Iterable[str]) -> Iterator[object]:
     """
     for place in places:
         content = BLOCKS[place][0] if place in BLOCKS else yaml.safe_load((ROOT / place).read_text(encoding="utf-8"))
-        yield pytest.param(place, "local", id=f"{place}-local")
+        first = [pytest.mark.slow] if place.startswith("plugins/reasoning_gym/") else []  # its package takes seconds
+        yield pytest.param(place, "local", id=f"{place}-local", marks=first)
         marks = [] if "runtime" in content or f"{place} ray" in REFUSED else [pytest.mark.slow]
         yield pytest.param(place, "ray", id=f"{place}-ray", marks=marks)
 

@@ -41,7 +41,7 @@ def lines_of(code: str, *options: str) -> list[str]:
     return done.stderr.decode().splitlines()
 
 
-@pytest.mark.many_cases(4)
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_line_is_an_object(writer: str) -> None:
     """Whoever writes it, and also when the process crashes; nothing is lost."""

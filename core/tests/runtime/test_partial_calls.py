@@ -297,6 +297,7 @@ class TestFile:
             save_unfinished(tmp_path / "good.jsonl", running.unfinished)
         return (tmp_path / "good.jsonl").read_text().splitlines()
 
+    @pytest.mark.many_cases(3)
     @pytest.mark.parametrize(
         ("old", "new", "complaint"),
         [

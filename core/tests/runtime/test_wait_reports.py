@@ -139,12 +139,14 @@ def test_the_start_of_a_runtime_is_named() -> None:
     assert "the start of the runtime for 10 s" in lines[0]["waits_for"]
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("slow", ["engine", "tool", "agent", "reward"])
 def test_a_run_with_events_says_nothing(slow: str) -> None:
     """Nine seconds for each wait are no silence, however long the episodes take."""
     assert ([], []) == run(Part(slow, 9.0))
 
 
+@pytest.mark.slow
 def test_the_waits_of_a_few_episodes_are_named_when_the_others_have_ended() -> None:
     """One of twenty episodes waits for an engine that never answers it."""
     lines, _events = run(Part("engine", 1e4, num_slow=1), num_episodes=20)

@@ -42,6 +42,7 @@ def outcome(chat, messages):
     return ""
 
 
+@pytest.mark.many_cases(5)
 @pytest.mark.parametrize("name", SOURCES)
 def test_contents_that_a_template_refuses(name):
     """Each of its tokens, and each text that it looks for, in each message: the same refusals as without a guard."""

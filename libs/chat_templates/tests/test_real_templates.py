@@ -174,6 +174,7 @@ class TestShippedTemplates:
         """A template that trl adds, or drops, changes the table."""
         assert sorted(EXPECTED) == sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
+    @pytest.mark.many_cases(24)
     @pytest.mark.parametrize("name", EXPECTED)
     def test_verdict(self, name):
         """The proof agrees with the table, also on the reason of a refusal."""

@@ -94,6 +94,7 @@ def errors_of(read, path, before, lines):
     return found
 
 
+@pytest.mark.slow
 def test_a_damaged_row_is_one_line(tmp_path):
     """Whatever value of a row was replaced, the file is read or its error names the row."""
     record = Trajectory([1, 2])

@@ -17,6 +17,7 @@ GOOD = [
 ]
 
 
+@pytest.mark.many_cases(4)
 @pytest.mark.parametrize("spec", GOOD, ids=lambda spec: f"{spec.name}-{spec.dtype}")
 def test_good_columns_pass(spec):
     """Each check passes, with the values of any numbers and with those of an author."""

@@ -435,6 +435,7 @@ GENERAL = [name for name, check in ENGINE_CHECKS.items() if not check.letters an
 """All checks but those of grammars and pictures, which have files of their own."""
 
 
+@pytest.mark.many_cases(20)
 @pytest.mark.parametrize("name", GENERAL)
 def test_a_good_engine_passes(name):
     """Every check passes on the engine with weights, which can all that they need."""
@@ -491,6 +492,7 @@ def test_versions_that_agree_on_the_likeliest_token_are_told_apart():
         assert checker.run("updates_under_load") == ""
 
 
+@pytest.mark.many_cases(20)
 @pytest.mark.parametrize(("kind", "name", "message"), BROKEN, ids=[f"{each[1]}-{i}" for i, each in enumerate(BROKEN)])
 def test_a_broken_engine_is_caught(kind, name, message):
     """The check that is about the broken promise fails, and says what the engine did."""

@@ -303,6 +303,7 @@ class Blocks:
         threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_a_reward_that_waits_for_ever_fails_its_check():
     """It breaks its promise, and no thread of an earlier check is named; neither check nor test session hangs."""
     for make_reward in (Waits, Blocks, Waits, Blocks):

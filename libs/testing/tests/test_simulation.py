@@ -65,7 +65,7 @@ def test_a_seed_repeats_its_run():
     assert {seed: whole[seed] for seed in part} == part
 
 
-@pytest.mark.many_cases(2)
+@pytest.mark.many_cases(1)
 @pytest.mark.parametrize("name", ["LostUpdate", "LostWakeUp", "Deadlock", "AbandonedThread", "CheckThenAct"])
 def test_planted_faults_are_found(name):
     """Each kind of race is found by some seed, and the same code without the fault passes all of them."""

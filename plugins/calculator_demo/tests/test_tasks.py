@@ -51,6 +51,7 @@ def test_the_order_of_operands_does_not_change_the_split(left: Operand, right: O
     assert assign_split(one) == assign_split(other) == assign_split(left_to_right(one))
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint() -> None:
     """Training and held-out problems share no signature, for several seeds."""
     train, test = (

@@ -210,6 +210,7 @@ class TestInterrupts:
         assert "all 10 episodes have finished, and 2 of them failed" in printed
         assert again in printed
 
+    @pytest.mark.many_cases(2)
     @pytest.mark.parametrize("there", ["nothing", "folder", "config", "whole"])
     def test_a_job_may_always_resume(self, run_dir, there):
         """With its config, --resume starts a run where there is none, and continues one from whatever is there."""

@@ -196,7 +196,7 @@ def test_pools_share_nodes_where_they_fit():
     assert {"GPU": 4.0} == find_largest_bundle(placement)
 
 
-@pytest.mark.many_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("max_in_flight", [16, 1_000_000])
 def test_open_files_of_many_programs(config_file, max_in_flight):
     """The plan compares the descriptors of a worker's programs with the limit of a process."""

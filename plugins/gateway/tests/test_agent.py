@@ -94,7 +94,7 @@ def test_a_program_gets_no_secret_of_the_worker(inherit, names, monkeypatch, tmp
     assert inherit == "all" or found.keys() <= {*INHERITED, *CLIENT, *names, "LC_ALL", "LC_CTYPE", "OWN"}
 
 
-@pytest.mark.many_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("inherit", "is_there"), [("[ACME_TOKEN]", True), ("all", True), ("[]", False)])
 def test_inherited_variables_in_a_config(inherit, is_there, tmp_path, monkeypatch):
     """The option in a file of a config is a list of names, or the word `all`."""

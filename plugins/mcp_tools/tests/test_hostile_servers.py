@@ -33,7 +33,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-@pytest.mark.many_cases(4)
+@pytest.mark.many_cases(2)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")
 @pytest.mark.parametrize("ways", [*STARTS, *LISTS])
 def test_a_start_ends_with_its_time(ways: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_failures_are_texts_for_the_model(tools: tuple[Tool, ...]) -> None:
     assert "notes://none" in unknown.text
 
 
+@pytest.mark.slow
 def test_images_are_pictures_where_the_config_says_so() -> None:
     """A text without them stays as it is; bytes of no known picture are an error for the model."""
     shown, broken, plain = run_episode(

@@ -44,6 +44,7 @@ def test_a_listener_hears_ids_before_the_end(server, serve, ask):
     assert heard == result.token_ids.tolist()[: len(heard)]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("fault", [500, 502, 503, 429, "drop", "error"])
 def test_a_failed_request_is_retried(server, serve, ask, protocol, fault):
     """After any server failure the result is the same as from a server that never fails."""

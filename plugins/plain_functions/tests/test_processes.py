@@ -96,6 +96,7 @@ def test_a_hung_call_that_has_forked_frees_its_slot(folder, monkeypatch, how):
     wait_until(lambda: sum(map(is_alive, processes_in(folder))) == survivors)
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(
     ("how", "number"), [("sleep", signal.SIGTERM), ("regex", signal.SIGKILL), ("fork", signal.SIGKILL)]
 )

@@ -279,6 +279,7 @@ def test_each_program_has_an_empty_directory(server: Server) -> None:
     assert ["[] True\n"] * 2 == outputs
 
 
+@pytest.mark.many_cases(5)
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [

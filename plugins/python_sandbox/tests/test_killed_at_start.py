@@ -104,7 +104,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.many_cases(4)
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("tier", [Tier.NAMESPACES, Tier.LANDLOCK])
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 @pytest.mark.parametrize("kill", _KILL.values(), ids=_KILL)

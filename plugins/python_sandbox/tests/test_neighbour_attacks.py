@@ -55,6 +55,7 @@ def test_a_neighbour_is_out_of_reach(host: Host, attack: NeighbourAttack) -> Non
     assert [("ok", "well\n")] * 6 == [(each["status"], each["stdout"]) for each in neighbours], neighbours
 
 
+@pytest.mark.many_cases(2)
 def test_a_call_that_runs_on_reaches_only_its_session(host: Host) -> None:
     """Code that forges its own reply early runs on beside the next call, and is stopped with it."""
     early, beside, after = host.run_session([_FORGED_REPLY + "while True: pass", "print(1)", "print(2)"], timeout_s=0.5)

@@ -111,6 +111,7 @@ def test_the_blocking_directory_is_found(tmp_path) -> None:
 UNSAFE = {"tier": 5, "unsafe_subprocess": True, "timeout_s": 60.0}
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize(
     ("code", "status"),
     [

@@ -83,6 +83,7 @@ def test_only_a_persistent_tool_keeps_variables(tool: PythonTool) -> None:
     assert ("5" if tool._config.persistent else "NameError") in second.text
 
 
+@pytest.mark.many_cases(1)
 def test_an_exceeded_limit_is_explained(tool: PythonTool) -> None:
     """The observation of a stopped program has its output, then the reason."""
     code = "import signal\nsignal.signal(2, signal.SIG_IGN)\nprint('start')\nwhile True: pass"

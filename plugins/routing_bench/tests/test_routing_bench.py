@@ -318,6 +318,7 @@ def test_skewed_lengths_differ_by_a_factor_of_27():
     assert 0.05 < len(long) / len(totals) < 0.15
 
 
+@pytest.mark.slow
 def test_the_default_router_is_best():
     """
     Over two seeds, the makespan of `least_tokens` is within 2 % of the best on all traces except `slow_tools`.

@@ -171,6 +171,7 @@ def test_a_lease_that_expires_before_it_has_a_session(
         assert [True] == [each.trained for each in done.result.lineage]
 
 
+@pytest.mark.slow
 def test_an_agent_that_never_scores_is_timed_out(run_with: Callable[..., Any]) -> None:
     """`score_s` after its last call, however long its lease is, and not scored."""
 

@@ -143,6 +143,7 @@ async def compare(folder: Path, scenarios: Sequence[tuple[int, Sequence[Step]]])
             assert mine == other
 
 
+@pytest.mark.many_cases(10)
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("num_turns", [0, 2])
 def test_the_same_answers(tmp_path: Path, name: str, num_turns: int) -> None:

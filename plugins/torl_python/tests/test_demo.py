@@ -4,6 +4,8 @@ import json
 import random
 from itertools import islice
 
+import pytest
+
 from turnwise_torl_python import model_dir
 from turnwise_torl_python.answers import extract_last_boxed
 from turnwise_torl_python.blocks import extract_last_python_block
@@ -85,6 +87,7 @@ def test_a_demonstration_is_encoded_piece_by_piece():
     assert tokenizer.decode(ids).startswith(TORL_PROMPT.replace("[PROMPT]", problem.question) + "```python\n")
 
 
+@pytest.mark.slow
 def test_training_writes_a_folder(tmp_path, capsys):
     """Two steps of training write a folder with the same files as the shipped one."""
     from turnwise_torl_python.demo.train import main as train_main

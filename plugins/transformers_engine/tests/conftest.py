@@ -124,9 +124,13 @@ def ask():
     return simple_request
 
 
-@pytest.fixture(params=["fused", "generic"])
+@pytest.fixture(params=["fused", pytest.param("generic", marks=pytest.mark.slow)])
 def decoder(request):
-    """The decoder of plain requests: tests that use an engine run with each, unless a file overrides this."""
+    """
+    The decoder of plain requests: tests that use an engine run with each, unless a file overrides this.
+
+    The generic one takes two thirds of their time: it is slow, but for the file `test_transformers_engine.py`.
+    """
     return request.param
 
 

@@ -207,6 +207,7 @@ def test_chunks_together_equal_chunks_alone(fused, places, most_keys, seed):
         torch.testing.assert_close(slab.data, data, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.many_cases(3)
 def test_greedy_output_equals_the_generic_decoder(directory, together):
     """Greedy tokens are the same."""
     lengths = (1, 5, 16, 33, 70)

@@ -128,6 +128,7 @@ async def play_all(sample, numbers, **sampling):
     return [task.result() for task in tasks]
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("kind", ["tiny_model", "tiny_llama"])
 def test_logprobs_equal_the_training_forward(kind, dtype, tolerance, request):
@@ -150,6 +151,7 @@ def test_logprobs_equal_the_training_forward(kind, dtype, tolerance, request):
     assert all(len(player.exact) > 20 for player in players)
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_engines_logprobs_equal_the_training_forward(sampling, implementation, tiny_model, serve):

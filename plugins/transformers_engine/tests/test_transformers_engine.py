@@ -15,6 +15,12 @@ from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.manager.sampling import request_options
 
 
+@pytest.fixture(params=["fused", "generic"])
+def decoder(request):
+    """Both decoders, also in the quick tests."""
+    return request.param
+
+
 @pytest.mark.many_cases(4)
 @pytest.mark.parametrize("kind", ["tiny_model", "tiny_llama"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])

@@ -37,6 +37,7 @@ def rows(tmp_path):
     return tmp_path / "sft.parquet", made
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_labelled_tokens(tiny, model, rows, tmp_path):
     """The first step's loss is the mean over the labelled tokens of whole rows, and training lowers it."""
     file, made = rows

@@ -87,6 +87,7 @@ def make_trainer(model, tmp_path, *, forked, kind=None, **options):
     return kind(model, rollouts=rollouts, args=args, processing_class=byte_tokenizer(), **options), manager
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_trained_and_sampled_log_probabilities_agree(tiny, tmp_path, forked, attention):

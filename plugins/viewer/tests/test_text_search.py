@@ -69,6 +69,7 @@ def test_a_search_with_filters_and_another_order_reads_no_group_again(tmp_path, 
     assert sorted(reads) == [*range(5)]
 
 
+@pytest.mark.slow
 def test_two_searches_do_not_begin_anew_for_each_other(tmp_path, reads, open_run):
     """Two pages that ask in turns both come to an end, and each reads a group once."""
     run = open_run(write_run(tmp_path, [build_episode(task) for task in range(24)]))

@@ -75,6 +75,7 @@ class GatedSource:
         yield "b", np.zeros(1024, np.float32)
 
 
+@pytest.mark.slow
 def test_a_killed_reader_tears_no_other_replica(start_peer):
     """A reader is killed between two buckets. The survivor has the whole version or the old one."""
     reader, engine = start_peer("gloo", "read-one"), engine_with_old_weights()

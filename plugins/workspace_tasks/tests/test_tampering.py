@@ -70,6 +70,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.many_cases(8)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_has_no_reward(attack, tmp_path):
     """Nothing that an agent leaves passes the tests in its place."""
@@ -78,6 +79,7 @@ def test_an_attack_has_no_reward(attack, tmp_path):
     assert found.value == 0.0, found
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("attack", sorted(ATTACKS.keys() - {"no working folder"}))
 def test_an_attack_does_not_harm_a_right_answer(attack, tmp_path):
     """The tests still run, so that the reward is the answer's."""
@@ -92,6 +94,7 @@ CODE_TASK = {
 }
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(
     "code",
     [

@@ -59,6 +59,7 @@ def test_boxes_end_with_a_killed_driver(tmp_path):
     wait_until_gone(sleepers)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
 def test_boxes_end_with_an_interrupted_driver(tmp_path):
     """An exception out of the loop runs the exit hook."""

@@ -42,7 +42,7 @@ def check_hooks(module: object, name: str, manager: pluggy.PluginManager, kinds:
         function = getattr(module, hook, None)
         # The specifications have these names too, and a plugin may import them.
         marked = hasattr(function, "turnwise_impl") or hasattr(function, "turnwise_spec")
-        if inspect.isroutine(function) and not marked:
+        if function is not None and not marked and inspect.isroutine(function):
             raise PluginError(f"has a function {hook!r} that is not marked with @turnwise.hookimpl")
 
 

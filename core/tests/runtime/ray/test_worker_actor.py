@@ -153,6 +153,7 @@ def test_every_episode_is_collected_once():
     assert [str(number) for number in results] == [result.task.uid for result in results.values()]
 
 
+@pytest.mark.slow
 def test_replies_wait_for_more_episodes():
     """With a long gap the first reply comes at once, the last when nothing runs, and all others are full."""
     sizes = []
@@ -171,6 +172,7 @@ def test_a_reply_does_not_wait_for_slots_that_only_it_frees():
     assert list(range(20)) == sorted(results)
 
 
+@pytest.mark.slow
 def test_episodes_do_not_end_all_at_once():
     """With an engine without latency, most episodes have finished before the last result of the engine."""
     engine, _results = asyncio.run(run(256))

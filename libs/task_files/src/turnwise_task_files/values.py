@@ -24,6 +24,12 @@ def plain(value: object, where: str, holes: list[str] | None = None) -> object:
         where: its place, for errors.
         holes: gets the places of numbers that are NaN or infinite, which become None; None refuses them.
     """
+    if type(value) is str:  # most values, and asking whether numpy or pyarrow made it takes longer than the rest
+        return encodable(value, where)
+    return _plain_other(value, where, holes)
+
+
+def _plain_other(value: object, where: str, holes: list[str] | None) -> object:
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     elif hasattr(value, "as_py"):
@@ -56,6 +62,8 @@ def _finite(value: float, where: str, holes: list[str] | None) -> float | None:
 
 def encodable(text: str, where: str) -> str:
     """Return a text that UTF-8 can encode; `DataError` for any other."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -98,6 +98,7 @@ def register_rewards(registry):
 """
 
 
+@pytest.mark.slow
 def test_the_workspace_lives_until_it_is_graded(tmp_path):
     """A reward finds the program's file in the same workspace, in which no process of the program is left."""
     install_plugin(tmp_path / "site", "acme_grades", GRADING)
@@ -134,7 +135,7 @@ def test_a_program_sees_its_own_variables(tmp_path, monkeypatch):
         (["converse"], {"workspace": {"boot_s": 0.001}}, "failed", "infra", "did not start in 2 tries"),
     ],
 )
-@pytest.mark.many_cases(1)
+@pytest.mark.slow
 def test_ends_have_their_owners(tmp_path, arguments, agent, status, owner, text):
     """The end of a program is the agent's, a workspace without it the infrastructure's, and no process is left."""
     episode = run_one(tmp_path, *arguments, agent=agent)
@@ -211,7 +212,7 @@ def test_a_program_reaches_its_session_and_nothing_else(tmp_path):
         ({"command": [], "function": "json:loads"}, {}, "workspace needs command"),
     ],
 )
-@pytest.mark.many_cases(1)
+@pytest.mark.slow
 def test_bad_options_are_one_line(tmp_path, agent, sections, text):
     """They stop the run before its first episode."""
     write_inside(tmp_path, "converse", agent=agent, **sections)

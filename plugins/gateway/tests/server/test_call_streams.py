@@ -112,6 +112,7 @@ async def read_messages(client, read, note):
 READERS = {"chat": read_chat, "responses": read_responses, "messages": read_messages}
 
 
+@pytest.mark.many_cases(12)
 @pytest.mark.parametrize("dialect", READERS)
 @pytest.mark.parametrize("name", TURNS)
 def test_arguments_arrive_before_the_last_token(name, dialect):

@@ -242,6 +242,7 @@ def test_client_that_leaves_after_a_part_cancels_its_call(serve, make_reply, ope
     assert "cancelled" == gateway.backend.outcome()
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("dialect", PATHS)
 @pytest.mark.parametrize("parts", [("Help",), ("Hel", "He"), ("Hello.", "Hello. It")])
 def test_reply_that_does_not_begin_with_its_parts_has_no_clean_end(serve, make_reply, open_stream, dialect, parts):

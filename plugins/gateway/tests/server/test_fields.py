@@ -38,6 +38,7 @@ def effect_of(rule, sent):
     return "".join(counted) or "served"
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("dialect", NAMES)
 @pytest.mark.parametrize("option", ["refuse", "wish", "constrain"])
 def test_each_field_has_its_effect(dialect, option):

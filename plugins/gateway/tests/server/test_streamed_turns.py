@@ -89,6 +89,7 @@ async def converse_by_messages(client):
 CLIENTS = {"chat": converse_by_chat, "responses": converse_by_responses, "messages": converse_by_messages}
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("dialect", CLIENTS)
 @pytest.mark.parametrize("name", TURNS)
 def test_an_echo_of_a_streamed_turn_continues_its_record(name, dialect):

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import aiohttp
+import pytest
 from attrs import define, evolve, field
 from session_scenarios import Sessions, make_call, user
 
@@ -92,6 +93,7 @@ def test_a_client_reads_deltas_while_the_engine_samples():
     assert [TEXT] == texts_of(done)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_in_mid_stream_has_no_turn():
     """Half a turn is in no record, and the next call samples again."""
 

@@ -118,6 +118,7 @@ def test_a_judge_behind_another_server(tmp_path: Path, monkeypatch: pytest.Monke
     assert 0 == replayed.returncode, replayed.stderr + replayed.stdout
 
 
+@pytest.mark.slow
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     """Before the first session, in one line."""
     models = json.dumps({"judge": {"base_url": "http://127.0.0.1:9/v1", "api_key_env": "NO_SUCH_KEY"}})

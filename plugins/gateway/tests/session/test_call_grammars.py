@@ -95,6 +95,7 @@ def format_setting(request):
     return Setting(*request.param)
 
 
+@pytest.mark.many_cases
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_a_turn_with_a_named_tool_is_its_valid_call(format_setting, seed):
@@ -117,6 +118,7 @@ def test_a_turn_with_a_named_tool_is_its_valid_call(format_setting, seed):
             jsonschema.validate(dict(read.arguments), {"type": "object", **schema})
 
 
+@pytest.mark.many_cases(24)
 @pytest.mark.parametrize("number", ["8E935566767", "-1e309", f"{'9' * 400}.5", "8e-935566767", "1e308", "9" * 400])
 def test_a_number_of_any_size_is_allowed_and_read_or_named(format_setting, number):
     """No grammar bounds numbers. One that no float can hold makes the call malformed, and its text stays as it is."""
@@ -135,6 +137,7 @@ def test_a_number_of_any_size_is_allowed_and_read_or_named(format_setting, numbe
         assert number in read.raw
 
 
+@pytest.mark.many_cases
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_a_turn_with_required_calls_has_calls_alone(format_setting, seed):
@@ -156,6 +159,7 @@ def test_a_turn_with_required_calls_has_calls_alone(format_setting, seed):
             jsonschema.validate(dict(each.arguments), schemas[each.name])
 
 
+@pytest.mark.many_cases
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_a_turn_that_may_answer_has_only_allowed_calls(format_setting, seed):

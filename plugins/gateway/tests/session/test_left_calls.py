@@ -273,6 +273,7 @@ async def create(dialect, url, key, stream):
         return (await client.chat.completions.create(**request)).choices[0].message.content
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 def test_libraries_get_the_turn_that_they_left(dialect, stream):

@@ -150,6 +150,7 @@ async def create(dialect, url, key, transport, **options):
         return reply.choices[0].message.content
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 @pytest.mark.parametrize("loses", ["requests", "responses"])
 def test_libraries_repeat_a_request(dialect, loses):

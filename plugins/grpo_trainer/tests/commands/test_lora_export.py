@@ -137,6 +137,7 @@ def test_a_wrong_config(capsys, overrides, message):
     assert line.startswith(f"turnwise: error: {EXAMPLE}: {message}")
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize(
     ("overrides", "able", "expected"),
     [

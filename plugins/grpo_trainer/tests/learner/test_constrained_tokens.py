@@ -42,6 +42,7 @@ def update(spec, batch, **options):
     return gradients, metrics, expected
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"old_log_probs": "rollout"}, {"ppo_mini_batch_size": 4}, {"kl_loss_coef": 0.1}],

@@ -29,6 +29,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.many_cases(5)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_an_engine_that_reports_minus_infinity(spec, rewarded, options):
     """Gradient, weights and metrics stay finite; -inf differs from a log-probability of -1,000 nowhere in the loss."""

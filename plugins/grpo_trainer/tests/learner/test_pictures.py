@@ -120,6 +120,7 @@ def test_packed_rows_have_the_gradient_of_separate_rows(reference, counts):
     assert any("visual" in name for name in separate) == any(counts)
 
 
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize(("packed", "lora"), [(True, None), (False, None), (False, LoraConfig(rank=2))])
 def test_the_gap_to_the_engine_is_rounding_error(reference, packed, lora):
     """Engine and trainer agree about sampled tokens, before a step and after its weights or adapters have travelled."""
@@ -167,6 +168,7 @@ def make_learner(spec, lora=None, policy=None):
     return Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
 
 
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["weights", "lora"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_frozen_vision_tower_stays(reference, lora, frozen):

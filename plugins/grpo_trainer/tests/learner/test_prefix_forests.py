@@ -118,6 +118,7 @@ def in_float64(monkeypatch):
         monkeypatch.setattr(torch, name, torch.float64)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "turnwise_segments", "turnwise_segments_or_sdpa"])
 @pytest.mark.parametrize("kind", ["llama", "qwen", "qwen+lora", "moe", "moe+lora"])
 @settings(

@@ -56,6 +56,7 @@ def train(spec, batch, folder=None):
     return adapters(learner)
 
 
+@pytest.mark.slow
 def test_a_resumed_training_draws_the_same_dropout(tmp_path, spec, conversations):
     """The adapters are the same as without the restart, to the bit."""
     whole, resumed = train(spec, conversations), train(spec, conversations, tmp_path)

@@ -56,6 +56,7 @@ def take_steps(spec, estimator, loss, options, batch):
     return found
 
 
+@pytest.mark.many_cases(8)
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_as_recorded(spec, request, case):
     """Metrics and parameters after two updates are the recorded ones, up to the rounding of another processor."""

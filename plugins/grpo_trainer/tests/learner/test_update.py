@@ -46,6 +46,7 @@ def compute_gradient(spec, batch, **policy):
     return seen[0], metrics
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("kind", ["conversations", "mixed"])
 @pytest.mark.parametrize(
     "policy",

@@ -129,7 +129,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.many_cases(5)
+@pytest.mark.many_cases(2)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("command", ["export", "train"])
 def test_no_command_reads_a_changed_checkpoint(trained, tmp_path, capfd, change, command):

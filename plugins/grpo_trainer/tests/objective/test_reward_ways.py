@@ -131,7 +131,7 @@ def line_totals(batch):
     return totals
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("case", CASES)
 @given(rewards=st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), min_size=GROUP, max_size=GROUP), late=st.booleans())

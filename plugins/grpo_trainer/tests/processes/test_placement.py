@@ -22,7 +22,7 @@ from turnwise_grpo_trainer.train_setup import read_setup
 EXAMPLE = str(Path(__file__).parents[4] / "examples/train_calculator.yaml")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def setup():
     """The setup of the example."""
     return read_setup(EXAMPLE, ("train.policy.device=cpu",))
@@ -129,6 +129,7 @@ def test_devices_that_cannot_be_shared_are_refused(setup, engine_gpus):
             place_training(changed)
 
 
+@pytest.mark.slow
 def test_the_plan_and_turnwise_plan_agree_on_the_memory(setup, capsys):
     """`turnwise plan` and `turnwise train --dry-run` print the same `memory.mode` and `memory.level`."""
     overrides = ("memory.mode=hybrid", "memory.level=2")

@@ -135,7 +135,7 @@ def decode_picture(picture: Picture, max_pixels: int | None = None) -> Any:
         DataError: it has too many pixels, is broken or animated, or is not upright: libraries differ in whether they
             turn a picture by its EXIF orientation, so an engine and a trainer could see different pixels.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     name = f"picture {picture.key[:12]} ({picture.media_type})"
     try:
@@ -146,6 +146,8 @@ def decode_picture(picture: Picture, max_pixels: int | None = None) -> Any:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         limit = "pillow allows" if max_pixels is None else f"the {max_pixels} of max_picture_pixels"
         raise DataError(f"{name} has more pixels than {limit}") from error
+    except UnidentifiedImageError as error:  # whose text is the address of an object
+        raise DataError(f"{name} is broken: its header cannot be read") from error
     except Exception as error:  # decoders raise anything on broken files
         raise DataError(f"{name} is broken: {' '.join(str(error).split()) or type(error).__name__}") from error
     if problem:

@@ -13,6 +13,7 @@ from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import BlobResourceContents, EmbeddedResource
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 
@@ -55,6 +56,17 @@ def draw() -> Image:
 def photograph() -> list[str | Image]:
     """Returns a picture between words."""
     return ["before", Image(data=PIXEL, format="png"), "after"]
+
+
+@server.tool()
+def picture_file() -> list[EmbeddedResource]:
+    """Returns a picture and a sound as resources."""
+    files = {"image/png": PIXEL, "audio/wav": b"RIFF"}
+    blobs = [
+        BlobResourceContents(uri=f"notes://{kind}", mime_type=kind, blob=base64.b64encode(data).decode())
+        for kind, data in files.items()
+    ]
+    return [EmbeddedResource(type="resource", resource=blob) for blob in blobs]
 
 
 @server.tool()

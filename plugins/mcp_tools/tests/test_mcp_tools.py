@@ -67,7 +67,7 @@ def test_the_model_gets_the_tools_of_the_server(tools: tuple[Tool, ...]) -> None
     schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in tools}
 
     assert list(schemas) == [
-        *("add_note", "describe", "fail", "refuse", "draw", "photograph", "die", "wait"),
+        *("add_note", "describe", "fail", "refuse", "draw", "photograph", "picture_file", "die", "wait"),
         *("notes_list_resources", "notes_read_resource", "notes_get_prompt"),
     ]
     assert schemas["add_note"]["description"] == "Keeps a note."
@@ -138,6 +138,16 @@ def test_images_are_pictures_where_the_config_says_so() -> None:
     assert broken.error
     assert "an image that cannot be used" in broken.text
     assert plain.pictures == ()
+
+
+def test_images_in_resources_are_pictures_too() -> None:
+    """A server that gives the bytes of a file as a resource shows them; without the option they are a line."""
+    (shown,) = run_episode(tools_of(pictures=True), ("picture_file", {}))
+    assert [each.media_type for each in shown.pictures] == ["image/png"]
+    assert shown.text == "[audio/wav, 6 bytes: cannot be shown as text]"
+    (told,) = run_episode(tools_of(), ("picture_file", {}))
+    assert told.text.startswith("[image/png, ")
+    assert told.pictures == ()
 
 
 @pytest.mark.slow
@@ -296,7 +306,8 @@ def test_names_that_two_servers_have_get_a_prefix() -> None:
     tools = tools_of(servers=two, include=("a.*", "b.add_note"))
     names = [tool.schema["function"]["name"] for tool in tools]
 
-    assert names == ["a_add_note", "describe", "fail", "refuse", "draw", "die", "wait", "b_add_note"]
+    shared = ["describe", "fail", "refuse", "draw", "photograph", "picture_file", "die", "wait"]
+    assert names == ["a_add_note", *shared, "b_add_note"]
     assert [each.text for each in run_episode(tools, ("a_add_note", {"text": "x"}), ("b_add_note", {"text": "x"}))] == [
         "1 notes",
         "1 notes",

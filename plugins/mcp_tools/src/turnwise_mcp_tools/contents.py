@@ -34,14 +34,24 @@ def text_of_result(result: CallToolResult) -> str:
 
 def with_pictures(result: CallToolResult) -> ToolResult:
     """Return a result whose images are pictures; `ToolError` for one that is no base64, or of no known type."""
-    images = [block for block in result.content if isinstance(block, ImageContent)]
-    others = result.model_copy(update={"content": [each for each in result.content if each not in images]})
+    images = [data for data in map(_image_of, result.content) if data is not None]
+    others = result.model_copy(update={"content": [each for each in result.content if _image_of(each) is None]})
     text = text_of_result(others) if others.content or not images else ""
     try:
-        pictures = tuple(read_picture(b64decode(each.data, validate=True), "an image of the server") for each in images)
+        pictures = tuple(read_picture(b64decode(each, validate=True), "an image of the server") for each in images)
     except (ValueError, DataError) as error:
         raise ToolError(f"the server returned an image that cannot be used: {error}") from error
     return ToolResult(text=text, error=bool(result.is_error), pictures=pictures)
+
+
+def _image_of(block: object) -> str | None:
+    """Return the base64 of a block that is an image, or a resource with the bytes of one; None for other blocks."""
+    if isinstance(block, ImageContent):
+        return block.data
+    resource = block.resource if isinstance(block, EmbeddedResource) else None
+    if isinstance(resource, BlobResourceContents) and (resource.mime_type or "").startswith("image/"):
+        return resource.blob
+    return None
 
 
 def text_of_blocks(blocks: Iterable[ContentBlock]) -> str:

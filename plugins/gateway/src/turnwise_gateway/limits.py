@@ -37,10 +37,12 @@ class PictureLimits:
     Attributes:
         check: of each picture.
         most: pictures of a record.
+        hosts: of URLs that are fetched.
     """
 
     check: CheckPicture
     most: int
+    hosts: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -50,6 +50,8 @@ def _find_url(block: Fields) -> str:
     """Return the bytes of a picture as a URL; whatever its `media_type` is, the bytes tell the type."""
     source = block.object("source")
     kind = "none" if source is None else source.text("type")
+    if source is not None and kind == "url":
+        return source.required_text("url")
     if source is None or kind != "base64":
         raise refuse_unsupported(block.name("source"), f"it has the type {kind!r}, and nothing is fetched: send base64")
     return f"data:{source.text('media_type') or ''};base64,{source.required_text('data')}"

@@ -1,5 +1,5 @@
 """
-Pictures in the parts of requests. Their bytes are in the request: nothing is fetched.
+Pictures in the parts of requests. Their bytes are in the request, or on a server that the run lists.
 
 Each dialect has its own form of a part. All become the one of `turnwise.media`, whose type the bytes tell.
 """
@@ -12,9 +12,10 @@ from typing import Final
 from attrs import define, field, frozen
 
 from turnwise.errors import ConfigError, DataError
-from turnwise.media import picture_part, read_picture_part
+from turnwise.media import picture_part, read_picture, read_picture_part
 from turnwise.sized_cache import SizedCache
 from turnwise_gateway.contents import Content, Part, build_content, text_part
+from turnwise_gateway.dialects.fetched_pictures import fetch_picture, is_fetchable
 from turnwise_gateway.dialects.fields import Fields, refuse, refuse_unsupported
 from turnwise_gateway.limits import CheckPicture
 
@@ -28,9 +29,11 @@ class PictureReader:
 
     Attributes:
         check: raises the error for a picture that the run cannot show.
+        hosts: of URLs that are fetched.
     """
 
     check: CheckPicture
+    hosts: tuple[str, ...] = ()
     _known: SizedCache[str, Part] = field(factory=lambda: SizedCache(_MAX_KNOWN_CHARS), init=False)
 
     def read(self, url: str, path: str) -> Part:
@@ -38,12 +41,15 @@ class PictureReader:
         known = self._known.get(url)
         if known is None:
             known = self._read(url, path)
-            self._known.put(url, known, len(url))
+            self._known.put(url, known, len(known["image_url"]["url"]))
         return known
 
     def _read(self, url: str, path: str) -> Part:
         try:
-            picture = read_picture_part({"type": "image_url", "image_url": {"url": url}})
+            if self.hosts and is_fetchable(url):
+                picture = read_picture(fetch_picture(url, self.hosts), f"the file of {url[:60]!r}")
+            else:
+                picture = read_picture_part({"type": "image_url", "image_url": {"url": url}})
             self.check(picture)
         except DataError as error:
             raise refuse(path, f"cannot be used: {error}") from error
@@ -61,7 +67,7 @@ class PictureForm:
 
     Attributes:
         kind: type of their parts.
-        find_url: returns the `data:` URL of a part; `CallRefusedError` for a part with something else.
+        find_url: returns the URL of a part; `CallRefusedError` for a part with something else.
     """
 
     kind: str

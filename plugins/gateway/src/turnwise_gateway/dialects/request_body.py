@@ -218,7 +218,7 @@ class RequestMemory:
 
     def __attrs_post_init__(self) -> None:
         limits = None if self.limits is None else self.limits.pictures
-        self.pictures = None if limits is None else PictureReader(limits.check)
+        self.pictures = None if limits is None else PictureReader(limits.check, limits.hosts)
 
     @property
     def num_bytes(self) -> int:

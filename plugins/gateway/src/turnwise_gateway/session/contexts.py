@@ -18,11 +18,11 @@ from turnwise_gateway.limits import CallLimits, PictureLimits
 Context = TokenArray | MediaTokens
 
 
-def limit_calls(episode: Episode, chat: Chat) -> CallLimits:
-    """Return the limits of a session's calls, which take pictures if its chat and its engine do."""
+def limit_calls(episode: Episode, chat: Chat, hosts: tuple[str, ...] = ()) -> CallLimits:
+    """Return the limits of a session's calls, which take pictures if chat and engine do; some hosts are asked for theirs."""
     pictures = None
     if episode.capabilities.pictures and isinstance(chat, PictureChat):
-        pictures = PictureLimits(chat.check_picture, episode.max_pictures)
+        pictures = PictureLimits(chat.check_picture, episode.max_pictures, hosts)
     return CallLimits.of_context(episode.max_tokens, pictures)
 
 

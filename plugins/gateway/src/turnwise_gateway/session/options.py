@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 
 from attrs import Attribute, field, frozen, validators
 
 from turnwise_gateway.models import Endpoint, Models, Role, find_model
 
+_HOST: Final = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 Kind = Literal["main", "subagent", "compaction", "auxiliary", "sibling"]
 """The kind of a record: the task itself, a delegated part of it, a summary, a side call, or another continuation."""
 
@@ -49,6 +51,8 @@ class SessionOptions:
         finish_left_calls: when the client of a call leaves before its turn is sampled, sample it to its end and give it
             to the retry that the libraries of OpenAI and Anthropic mark as one. Otherwise the sampling ends, and turns
             that take longer than the client's timeout are never learned.
+        picture_hosts: servers whose pictures are fetched when an agent sends their URLs, such as `images.example.com`
+            or `127.0.0.1:8080`; without any, nothing is fetched. No redirect is followed.
         train: kinds of records to train.
         max_calls: most calls that a session answers.
         max_tool_calls: most calls of the run's tools; further ones return an error.
@@ -66,10 +70,17 @@ class SessionOptions:
         default="refuse", validator=validators.in_(("refuse", "wish", "constrain"))
     )
     finish_left_calls: bool = False
+    picture_hosts: tuple[str, ...] = field(default=())
     train: TrainedKinds = field(factory=TrainedKinds)
     max_calls: int = field(default=500, validator=validators.ge(1))
     max_tool_calls: int = field(default=500, validator=validators.ge(0))
     max_tool_response_length: int = field(default=16_384, validator=validators.ge(1))
+
+    @picture_hosts.validator
+    def _check_hosts(self, _attribute: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+        wrong = next((each for each in value if not _HOST.fullmatch(each)), None)
+        if wrong is not None:
+            raise ValueError(f"'picture_hosts' has {wrong!r}, which is no host in small letters, perhaps with a port")
 
     @models.validator
     def _check_models(self, _attribute: Attribute[Models], value: Models) -> None:

@@ -91,7 +91,7 @@ class Session:
 
     def __attrs_post_init__(self) -> None:
         parts = self.parts
-        self.limits = limit_calls(self.episode, parts.chat)
+        self.limits = limit_calls(self.episode, parts.chat, parts.options.picture_hosts)
         self.door = SessionDoor(self.fail, self.changed)
         self._count = partial(count_metric, self.episode)
         self.others = ForwardedCalls(parts.options, self.door, self.episode, self._admit, self._count)

@@ -66,6 +66,28 @@ ATTACKS = {
     "a folder in place of the reward": "mkdir -p /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.json",
     "a full disk": "head -c 400M /dev/zero > /tests/zero; head -c 600M /dev/zero > /logs/zero || true",
     "odd names": "(cd /tests; touch -- -rf '...' '..a' ' ' '*' \"$(printf 'a\\nb')\"; mkdir -p '.x/..y')",
+    "more names than a command takes": f"""
+        (cd /tests; seq 1 30000 | sed 's/^/{"a" * 100}/' | xargs touch)
+    """,
+    "a background process in namespaces of its own": """
+        touch begun
+        (for options in -Urpf -pf -Up -n; do
+          unshare $options sh -c 'while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done'
+        done) > /dev/null 2>&1 &
+        sleep 0.1
+    """,
+    "a pipe in place of the reward": """
+        mkdir -p /logs/verifier; mkfifo /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.json
+        (sleep 100 > /logs/verifier/reward.txt) > /dev/null 2>&1 &
+    """,
+    "files of settings": f"""
+        printf '{CHEAT}' > cheat.py; printf '[pytest]\naddopts = -p cheat --co -q\n' > pytest.ini
+        cp pytest.ini tox.ini; printf '[tool.pytest.ini_options]\naddopts = "-p cheat"\n' > pyproject.toml
+        mkdir -p cheat-1.dist-info; printf '[pytest11]\ncheat = cheat\n' > cheat-1.dist-info/entry_points.txt
+        printf 'Name: cheat\nVersion: 1\n' > cheat-1.dist-info/METADATA
+        for d in . /tmp /tmp/home /logs /tests; do mkdir -p $d; printf 'home = /workspace\n' > $d/pyvenv.cfg; done
+        cp pytest.ini cheat.py /tmp; cp pytest.ini cheat.py /logs; cp pytest.ini cheat.py /tests
+    """,
     "no working folder": "rm -rf /workspace/* /workspace/.[!.]*; chmod 000 /workspace",
 }
 

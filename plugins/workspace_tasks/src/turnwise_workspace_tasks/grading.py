@@ -31,7 +31,8 @@ for d in "$@"; do
   [ -d "$d" ] || rm -rf "$d"
   mkdir -p "$d" && chmod u+rwx "$d" || exit 1
   chmod -R u+rwx "$d"
-  rm -rf "$d"/* "$d"/.[!.]* "$d"/..?*
+  rm -rf "$d"  # a mount stays, and is empty; the names of all its files may be too long for a command
+  mkdir -p "$d" && chmod u+rwx "$d" || exit 1
   [ -z "$(ls -A "$d")" ] || exit 1
 done 2>/dev/null
 """

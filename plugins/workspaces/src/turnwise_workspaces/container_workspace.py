@@ -17,6 +17,7 @@ from typing import IO, Final
 from attrs import define, evolve, field
 
 from turnwise.errors import InfrastructureError
+from turnwise_workspaces.box.processes import is_dead
 from turnwise_workspaces.container_snapshots import (
     CONTINUE,
     Archived,
@@ -318,7 +319,7 @@ class ContainerWorkspace:
                 if mark is not None and wanted not in variables:
                     continue
                 os.kill(pid, signal.SIGKILL)
-                killed += variables != [b""]  # a zombie has none
+                killed += not is_dead(pid)  # nor by its variables, which a process may have removed
             except ProcessLookupError:
                 continue
         return killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import subprocess
@@ -27,6 +28,8 @@ for s in 0 1 5; do sleep $s; "$@" >/dev/null 2>&1 && done=1; done
 for s in 30 60 120; do [ "$done" ] && exit; sleep $s; "$@" >/dev/null 2>&1 && done=1; done
 """
 """An engine may finish what it began for a client that is gone, and it may be down, so one removal is not enough."""
+_NS_GET_PARENT: Final = 0xB702
+"""A request of `ioctl`; see ioctl_ns(2)."""
 _KEPT_ERRORS: Final = 4096
 _STARTS_OF_FAILURES: Final = ("Error: ", "Error response from daemon: ", "error during connect: ", "Cannot connect to ")
 _CODES_OF_FAILURES: Final = (1, 125, 255)
@@ -203,21 +206,41 @@ def pids_beside(init: int) -> list[int]:
     """
     Return the processes of this machine that are in the process namespace of another, but for that one.
 
+    Those in namespaces below it count: a process can make one if its user may make namespaces of users.
+
     Raises:
         OSError: this process may not look, or there is no such process here.
     """
     wanted = os.stat(f"/proc/{init}/ns/pid").st_ino
     if wanted == os.stat("/proc/self/ns/pid").st_ino:
         raise ProcessLookupError(f"process {init} is in no namespace of its own")
-    found = []
+    found, inside = [], {wanted: True, os.stat("/proc/self/ns/pid").st_ino: False}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != init:
             try:
-                if os.stat(f"/proc/{name}/ns/pid").st_ino == wanted:
+                if _is_inside(f"/proc/{name}/ns/pid", inside):
                     found.append(int(name))
             except OSError:
                 continue
     return found
+
+
+def _is_inside(path: str, known: dict[int, bool]) -> bool:
+    """Return whether a namespace is one of the known ones inside or below one, and note it."""
+    namespace = os.stat(path).st_ino
+    if namespace not in known:
+        fd, passed = os.open(path, os.O_RDONLY | os.O_CLOEXEC), []
+        try:
+            while (number := os.fstat(fd).st_ino) not in known:
+                passed.append(number)
+                fd, child = fcntl.ioctl(fd, _NS_GET_PARENT), fd
+                os.close(child)
+            known.update(dict.fromkeys(passed, known[number]))
+        except PermissionError:  # it is not below the namespace of this process
+            known.update(dict.fromkeys(passed, False))
+        finally:
+            os.close(fd)
+    return known[namespace]
 
 
 async def listen_in_network(pid: int) -> socket.socket:

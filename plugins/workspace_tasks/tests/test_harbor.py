@@ -119,6 +119,95 @@ def test_a_dockerfile_without_steps_is_a_file_tree():
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ARG V=3.11\nFROM python:$V\nARG A\nENV B=x C=${A:-y} D=\\$E\nWORKDIR /${B}/$A", ("/x", "", "xy$E")),
+        ("ENV PATH=/opt/bin:$PATH", ("", "ENV PATH=/opt/bin:$PATH", "")),
+        ("WORKDIR $HOME/a", ("", "WORKDIR $HOME/a", "")),
+        ("ARG A=1\nFROM a\nWORKDIR /$A", ("", "WORKDIR /$A", "")),
+        ("ARG A=1\nFROM a\nARG A\nWORKDIR /$A", ("/1", "", "")),
+        ("FROM a AS one\nCOPY a /a\nFROM b\n", ("", "FROM b", "")),
+        ("FROM a\r\nUSER me\r\nVOLUME /x\r\nHEALTHCHECK CMD true\r\nWORKDIR /b\r\n", ("/b", "", "")),
+        ("WORKDIR a\nWORKDIR 'b c'\n", ("/a/b c", "", "")),
+    ],
+)
+def test_variables_and_stages_of_dockerfiles(text, expected):
+    """A value that only the image has, and a second stage, need the image; nothing is taken literally."""
+    recipe = read_dockerfile(text, {"a": b""})
+
+    values = "".join(value for name, value in recipe.environment.items() if name != "PATH")
+    assert (recipe.folder, recipe.run, values) == expected
+
+
+def test_a_folder_with_files_to_ignore_needs_an_image():
+    """Only a builder knows which of them are left out; a file by its name is copied."""
+    context = {".dockerignore": b"answers\n", "a": b"a", "answers": b"b"}
+
+    assert read_dockerfile("COPY . /app", context).run == "COPY . /app"
+    assert read_dockerfile("COPY a /app/", context).files == {"/app/a": b"a"}
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "folder"),
+    [
+        ("FROM a\nARG D=app\nWORKDIR /$D\nRUN make\n", "/app"),
+        ("FROM a\nWORKDIR /gone\nFROM b\nRUN make\n", ""),
+        ("FROM a\nENV X=$PATH\nCOPY gone /\nWORKDIR /app\n", "/app"),
+    ],
+)
+def test_an_image_of_a_dockerfile_has_its_working_folder(dockerfile, folder, tmp_path):
+    """Commands start there, as a container of the image does."""
+    write_task(tmp_path / "one", {"environment/Dockerfile": dockerfile})
+
+    assert read_harbor_task(tmp_path / "one", "local/one").workspace.folder == folder
+
+
+REALISTIC = """
+version = "1.0"
+
+[metadata]
+author_name = "A"
+tags = ["a", "b",
+  "c"]
+description = \"\"\"
+several
+lines\"\"\"
+
+[verifier]
+timeout_sec = 900.0
+env = { MODE = "strict" }
+
+[agent]
+timeout_sec = 1_800.0
+
+[environment]
+build_timeout_sec = 600.0
+cpus = 2
+memory_mb = 2048
+storage_mb = 10240
+allow_internet = false
+workdir = "/srv/app"
+"""
+
+
+def test_a_task_of_a_stranger(tmp_path):
+    """Keys that a workspace has no use for are left, and all other ones count."""
+    files = {
+        "task.toml": REALISTIC,
+        "environment/Dockerfile": "ARG P=/opt\nFROM python\nARG P\nENV P2=$P\nUSER me\nCOPY a.py b.py ${P2}/lib/\n",
+        "environment/a.py": "a",
+        "environment/b.py": "b",
+        "tests/test.sh": "#!/usr/bin/env -S bash -e\npytest --ctrf /logs/verifier/ctrf.json /tests\n",
+        "README.md": "more",
+    }
+    task = read_harbor_task(write_task(tmp_path / "one", files))
+
+    assert task.files == {"/opt/lib/a.py": b"a", "/opt/lib/b.py": b"b"}
+    assert (task.workspace.folder, task.workspace.network, task.time_s) == ("/srv/app", "none", 1800.0)
+    assert (task.tests.timeout_s, task.tests.environment, task.tests.result) == (900.0, {"MODE": "strict"}, "ctrf")
+
+
+@pytest.mark.parametrize(
     ("text", "form"),
     [
         ("echo 1 > /logs/verifier/reward.txt # and ctrf.json", "reward"),

@@ -7,6 +7,8 @@ The tests of a good task give 1 when its reference solution has run, and 0 when 
 from __future__ import annotations
 
 import asyncio
+import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -23,11 +25,13 @@ from turnwise_task_files.rows import task_from_row
 from turnwise_workspace_tasks.config import RewardConfig
 from turnwise_workspace_tasks.graded_task import GradedTask
 from turnwise_workspace_tasks.grading import Grade, grade, solve
-from turnwise_workspace_tasks.source import make_source
+from turnwise_workspace_tasks.source import FolderSource, make_source
+from turnwise_workspace_tasks.swe import SweSource
 from turnwise_workspaces.config import WorkspaceConfig
 from turnwise_workspaces.use import WorkspaceUse, make_use
 
 _SOLVE_S: Final = 600.0
+Source = FolderSource | SweSource
 
 
 @frozen(kw_only=True)
@@ -57,6 +61,7 @@ def check_tasks(
     backend: str,
     options: JsonObject,
     at_once: int,
+    build: str = "",
 ) -> int:
     """
     Check tasks, print a line for each one that ends and a table at the end.
@@ -67,6 +72,8 @@ def check_tasks(
         backend: starts the workspaces.
         options: of the backend.
         at_once: number of workspaces at once.
+        build: command that builds an image, such as ``podman build``, which gets the image's name and the folder of
+            each Dockerfile before the checks; empty builds none.
 
     Returns:
         The exit code: 1 when a task is broken.
@@ -81,19 +88,50 @@ def check_tasks(
     if not places:
         raise ConfigError("check tasks needs a folder with tasks, such as: turnwise check tasks examples/shell_tasks")
     tasks = [task for place in places for task in source.tasks(place)]
-    use = make_use(WorkspaceConfig(backend=Choice(backend, dict(options))), Resources())
+    # A backend that needs an image has one if each task has.
+    image = tasks[0].workspace.image if tasks and all(task.workspace.image for task in tasks) else ""
+    use = make_use(WorkspaceConfig(backend=Choice(backend, dict(options)), image=image), Resources())
     console = Console()
-    checked = asyncio.run(_check_all(tasks, use, at_once, console))
+    failed = build_images(source, places, build, console) if build else {}
+    checked = asyncio.run(_check_all(tasks, use, at_once, console, failed))
     _print_table(console, checked)
     return FAILED if any(each.problem for each in checked) else OK
 
 
-async def _check_all(tasks: Sequence[GradedTask], use: WorkspaceUse, at_once: int, console: Console) -> list[Checked]:
+def build_images(source: Source, places: Sequence[str], build: str, console: Console) -> dict[str, str]:
+    """
+    Build the images of tasks, and return why those of some tasks cannot be built, by task.
+
+    Raises:
+        ConfigError: the form has no Dockerfiles, or there is no such program.
+        DataError: as `FolderSource.images` says.
+    """
+    if not isinstance(source, FolderSource):
+        raise ConfigError("--build needs a form with Dockerfiles: harbor or terminal_bench")
+    failed = {}
+    for name, image, folder in [each for place in places for each in source.images(place)]:
+        try:
+            command = [*shlex.split(build), "--tag", image, str(folder)]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--build: {build!r}: {error}") from error
+        if done.returncode == 0:
+            console.print(f"built {image}", highlight=False, soft_wrap=True)
+        else:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            failed[name] = f"its image cannot be built: {lines[-1] if lines else f'exit code {done.returncode}'}"
+    return failed
+
+
+async def _check_all(
+    tasks: Sequence[GradedTask], use: WorkspaceUse, at_once: int, console: Console, failed: Mapping[str, str]
+) -> list[Checked]:
     free, done = asyncio.Semaphore(at_once), dict[int, Checked]()
 
     async def check(number: int, task: GradedTask) -> None:
         async with free:
-            found = done[number] = await _check(task, use)
+            problem = failed.get(task.name)
+            found = done[number] = Checked(name=task.name, problem=problem) if problem else await _check(task, use)
         said = found.problem or f"good, {found.seconds:.1f} s"
         console.print(f"[{len(done)} of {len(tasks)}] {task.name}: {said}", highlight=False, soft_wrap=True)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from turnwise.errors import DataError
-from turnwise_workspace_tasks.dockerfile import Recipe, read_dockerfile
+from turnwise_workspace_tasks.dockerfile import DOCKERFILE, Recipe, read_dockerfile, read_working_folder
 from turnwise_workspace_tasks.folders import read_text, read_toml, read_tree, seconds, section, texts
 from turnwise_workspace_tasks.graded_task import GradedTask, ResultForm, Solution, Tests, script_command
 from turnwise_workspaces.task_columns import TaskWorkspace
@@ -75,12 +75,18 @@ def read_harbor_task(folder: Path, image: str = "") -> GradedTask:
 def _read_environment(folder: Path, image: str) -> Recipe:
     """Return the files of the agent: those of the Dockerfile, or all if there is none; an image has them itself."""
     context = read_tree(folder / "environment")
-    return Recipe() if image else read_context(folder / "environment", context)
+    return recipe_in_image(context) if image else read_context(folder / "environment", context)
+
+
+def recipe_in_image(context: Mapping[str, bytes]) -> Recipe:
+    """Return the part of a Dockerfile's effect that its image does not have: the working folder of commands."""
+    text = context.get(DOCKERFILE, b"").decode(errors="replace")
+    return Recipe(folder=read_working_folder(text))
 
 
 def read_context(folder: Path, context: dict[str, bytes]) -> Recipe:
     """Return the effect of a Dockerfile in the folder of its context; `DataError` when it needs an image."""
-    dockerfile = context.pop("Dockerfile", None)
+    dockerfile = context.pop(DOCKERFILE, None)
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if name in context:
             raise DataError(f"{folder}/{name}: is not supported; build an image and name it as image=NAME")

@@ -12,6 +12,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.plugin.registry import did_you_mean
 from turnwise_task_files import parse_text
 from turnwise_workspace_tasks import harbor, swe, terminal_bench
+from turnwise_workspace_tasks.dockerfile import DOCKERFILE
 from turnwise_workspace_tasks.graded_task import RESULT_FORMS, GradedTask, ResultForm
 from turnwise_workspace_tasks.swe import SweSource
 
@@ -21,6 +22,8 @@ FORMS: Final[Mapping[str, tuple[str, Reader]]] = {
     "terminal_bench": (terminal_bench.CONFIG, terminal_bench.read_terminal_bench_task),
 }
 """By the name of the source: the file that each task has, and the function that reads a task."""
+BUILT: Final = {"harbor": "environment", "terminal_bench": ""}
+"""By the name of the source: the folder of a task from which an image is built."""
 
 
 @frozen(kw_only=True)
@@ -74,6 +77,21 @@ class FolderSource:
             if options.result is not None:
                 task = evolve(task, tests=harbor.with_result(task.tests, options.result))
             yield task
+
+    def images(self, text: str) -> Iterator[tuple[str, str, Path]]:
+        """
+        Yield task, image and folder of each Dockerfile of a text.
+
+        Raises:
+            DataError: as `describe`, or the text does not name an image for each task.
+        """
+        folders, options = self._find(text)
+        if "{name}" not in options.image:
+            raise DataError("images that are built need names: add an option such as ?image=local/{name}")
+        for folder in folders:
+            place = folder / BUILT[self.form]
+            if (place / DOCKERFILE).is_file():
+                yield folder.name, options.image.replace("{name}", folder.name), place
 
     def _find(self, text: str) -> tuple[list[Path], Options]:
         path, options = parse_text(text, Options)

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from turnwise.config.file import read_mapping
 from turnwise.errors import ConfigError, DataError
-from turnwise_workspace_tasks.dockerfile import Recipe
 from turnwise_workspace_tasks.folders import read_tree, seconds
 from turnwise_workspace_tasks.graded_task import GradedTask, Solution, Tests, script_command
-from turnwise_workspace_tasks.harbor import read_context
+from turnwise_workspace_tasks.harbor import read_context, recipe_in_image
 from turnwise_workspaces.task_columns import TaskWorkspace
 
 CONFIG: Final = "task.yaml"
@@ -37,7 +36,7 @@ def read_terminal_bench_task(folder: Path, image: str = "") -> GradedTask:
         raise DataError(f"{path}: parser_name: only pytest is supported, not {config['parser_name']!r:.60}")
     files = read_tree(folder)
     context = {name: data for name, data in files.items() if not name.startswith(_HIDDEN)}
-    recipe = Recipe() if image else read_context(folder, context)
+    recipe = recipe_in_image(context) if image else read_context(folder, context)
     return GradedTask(
         name=folder.name,
         source="terminal_bench",

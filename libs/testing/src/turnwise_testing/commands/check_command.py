@@ -37,6 +37,13 @@ class CheckCommand:
         tasks.add_argument("--backend", default="bubblewrap", help="starts the workspaces (default: bubblewrap)")
         tasks.add_argument("--options", default="{}", help="options of the backend, as JSON")
         tasks.add_argument("--at-once", type=int, default=4, help="workspaces at once (default: 4)")
+        tasks.add_argument(
+            "--build",
+            default="",
+            metavar="COMMAND",
+            help="first build each task's image from its Dockerfile by this command, such as 'podman build'; the "
+            "folder names the images: 'FOLDER?image=local/{name}'",
+        )
         simulation = parser.add_argument_group("simulated runs")
         simulation.add_argument(
             "--simulate",
@@ -94,6 +101,7 @@ def _check_tasks(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         options=options,
         at_once=arguments.at_once,
+        build=arguments.build,
     )
 
 

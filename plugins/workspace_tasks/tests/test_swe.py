@@ -101,6 +101,48 @@ def test_rows_that_are_refused(changes, text, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+OLD = 'import sums, conftest\nprint("PASSED" if sums.add(1, 0) == 1 else "FAILED", "tests/old.py::old")\n'
+
+
+@pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
+@pytest.mark.parametrize(
+    ("work", "value"),
+    [
+        ("true", 1.0),
+        ("sed -i 's/a - b/0/' sums.py", 0.0),
+        ("sed -i 's/a - b/0/' sums.py; echo 'print(\"PASSED tests/old.py::old\")' > tests/old.py", 0.0),
+        ("sed -i 's/a - b/0/' sums.py; echo 'import sums; sums.add = lambda a, b: 1' > tests/conftest.py", 0.0),
+    ],
+)
+def test_test_files_that_no_patch_changes_are_restored(work, value, tmp_path):
+    """Those of the named tests and `conftest.py`: an agent could edit the tests that must stay passing."""
+    changes = {"test_patch": "", "FAIL_TO_PASS": None, "PASS_TO_PASS": ["tests/old.py::old"]}
+    text = write(tmp_path, is_git=False, **changes).replace("python3 test_sums.py", "PYTHONPATH=. python3 tests/old.py")
+    for path, content in {"tests/old.py": OLD, "tests/conftest.py": "", "tests/other.py": ""}.items():
+        place = tmp_path / "repositories/me__sums" / path
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(content)
+    (task,) = SweSource().tasks(text)
+
+    assert sorted(task.tests.files) == ["tests/conftest.py", "tests/old.py"]
+    assert grade_task(task, shell(work)).value == value
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["t.py::a[x - y]", "t.py::b[a b]"], ("t.py::a[x - y]", "t.py::b[a b]", "t.py::old")),
+        ('["t.py::a[\\"q\\"]"]', ('t.py::a["q"]', "t.py::old")),
+        (None, ("t.py::old",)),
+    ],
+)
+def test_names_of_tests(names, expected, tmp_path):
+    """Lists, JSON texts, with parameters, and none."""
+    (task,) = SweSource().tasks(write(tmp_path, FAIL_TO_PASS=names))
+
+    assert task.tests.must_pass == expected
+
+
 @pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
 @pytest.mark.parametrize(
     ("work", "value"),

@@ -1,8 +1,8 @@
 """
 Reads rows in SWE-bench's form: a repository, a commit, an issue, and the tests that a patch must make pass.
 
-The repositories lie on this machine. The files of the commit are the agent's. The test files, with the row's
-`test_patch`, come into the working folder when the agent has ended, over whatever it made of them.
+The repositories lie on this machine. The files of the commit are the agent's. The test files that the row names or its
+`test_patch` changes come into the working folder when the agent has ended, over whatever it made of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,6 +101,7 @@ def read_swe_row(row: object, repositories: Path, options: SweOptions) -> Graded
     must_pass = (*_names(row, "FAIL_TO_PASS"), *_names(row, "PASS_TO_PASS"))
     if not must_pass:
         raise DataError("FAIL_TO_PASS and PASS_TO_PASS name no test")
+    tests = _restored(files, must_pass, {*fixed, *gone, *removed}) | tests
     image = options.image.replace("{name}", name)
     return GradedTask(
         name=name,
@@ -118,6 +119,13 @@ def read_swe_row(row: object, repositories: Path, options: SweOptions) -> Graded
         ),
         solution=Solution(command=_shell(gone, "true"), files=fixed) if row.get("patch") else None,
     )
+
+
+def _restored(files: Mapping[str, bytes], must_pass: Sequence[str], changed: Container[str]) -> dict[str, bytes]:
+    """Return the files of the commit that an agent has no reason to change: with the named tests, and `conftest.py`."""
+    named = {name.partition("::")[0] for name in must_pass}
+    wanted = [path for path in files if path in named or path.rpartition("/")[2] == "conftest.py"]
+    return {path: files[path] for path in wanted if path not in changed}
 
 
 _NEEDED: Final = ("instance_id", "problem_statement", "repo", "base_commit")

@@ -12,14 +12,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import turnwise_columns
+from attrs import evolve
 from turnwise_columns import ROUTES, TEACHER, TOP_K, routes, teacher, top_k
 
 from turnwise import EpisodeResult, PluginRecipe, RolloutManager, Status, Trajectory, load_config
 from turnwise.batch.packed_batch import collate_packed
 from turnwise.batch.rollout_batch import RolloutBatch, collate
+from turnwise.config.run import RunConfig
 from turnwise.plugin.host import load
 from turnwise.record.columns import is_sampled
 from turnwise.record.invariants import check_trajectory
+from turnwise.record.spec import UnfinishedEpisode
 from turnwise_result_files import (
     from_tensordict,
     load_batch,
@@ -198,6 +202,64 @@ def test_a_plugin_takes_a_name_of_the_core(tmp_path: Path) -> None:
     error = next(line for line in done.stderr.splitlines() if line.startswith("turnwise: error: "))
     assert "plugin 'taken'" in error
     assert "column 'logprobs': every record or batch has something of that name; choose another" in error
+
+
+def resume_all(config: RunConfig, waiting: list[UnfinishedEpisode]) -> list[EpisodeResult]:
+    """Continue episodes to their ends."""
+    with RolloutManager.from_config(config) as manager:
+        return list(manager.iterate([], resume=waiting))
+
+
+def interrupt(config: RunConfig, folder: Path) -> list[UnfinishedEpisode]:
+    """Start the run, abort it in the middle of turns, and return its episodes as a file has them."""
+    with RolloutManager.from_config(config) as manager:
+        timer = threading.Timer(0.06, manager.abort)
+        timer.start()
+        list(manager.iterate(load_tasks(config)))
+        save_unfinished(folder / "unfinished.jsonl", manager.unfinished)
+    waiting = load_unfinished(folder / "unfinished.jsonl")
+    assert any(each.turns for each in waiting)
+    return waiting
+
+
+@pytest.mark.parametrize("old_file", [False, True])
+def test_a_resume_after_the_plugin_has_changed(old_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record has values of two versions: an episode with values of the first one fails, and says why."""
+    monkeypatch.syspath_prepend(tmp_path / SITE)
+    config = load_config(write_run(tmp_path, engine={"name": "with_columns", "token_latency_s": 0.003}))
+    waiting = interrupt(config, tmp_path)
+    started = [each for each in waiting if any(len(turn.result.token_ids) for turn in each.turns) or each.records]
+    assert started
+    if old_file:  # which names no declarations of turns
+        waiting = [evolve(each, turns=tuple(evolve(turn, specs={}) for turn in each.turns)) for each in waiting]
+    monkeypatch.setattr(turnwise_columns, "TOP_K", evolve(TOP_K, version=2))
+    results = resume_all(config, waiting)
+
+    assert len(waiting) == len(results)
+    faults = [each.fault.message for each in results if each.fault]
+    assert old_file or len(started) == len(faults)
+    assert all("column 'top_k' is declared otherwise " in fault for fault in faults)
+
+
+def test_a_resume_without_the_plugin_of_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens keep their values and later ones have the fill; half a turn with values fails, and says why."""
+    monkeypatch.syspath_prepend(tmp_path / SITE)
+    config = load_config(write_run(tmp_path, engine={"name": "with_columns", "token_latency_s": 0.003}))
+    waiting = interrupt(config, tmp_path)
+    gives = {"name": "with_columns", "gives": ["routes"]}
+    without = load_config(write_run(tmp_path, engine=gives))
+    monkeypatch.setattr(turnwise_columns, "SPECS", (ROUTES, TEACHER))
+    results = resume_all(without, waiting)
+
+    assert len(waiting) == len(results)
+    text = "the engine returned the column 'top_k' for one part of a turn and not for the other"
+    assert {text} >= {each.fault.message for each in results if each.fault}
+    for record in (record for each in results for record in each.trajectories):
+        check_trajectory(record)
+        found = record.column("top_k") if "top_k" in record.columns else TOP_K.filled(record.num_response_tokens)
+        given = top_k(record.response_ids)
+        kept = ~TOP_K.is_fill(found)
+        assert same(given[kept], found[kept])
 
 
 def test_a_resume_keeps_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,9 @@ TOP_K = ColumnSpec(name="top_k", dtype="int32", shape=(3,), fill=-1)
 ROUTES = ColumnSpec(name="routes", dtype="int16", shape=(2, 2), fill=-1, tokens="all")
 TEACHER = ColumnSpec(name="teacher", dtype="float32", fill=float("nan"), tokens="none")
 
+SPECS: tuple[ColumnSpec, ...] = ()
+"""Columns to declare in place of these three, if any."""
+
 
 def top_k(ids: np.ndarray) -> np.ndarray:
     """Return (n, 3) values of ids."""
@@ -135,5 +138,5 @@ def register_rewards(registry: Registry[Reward]) -> None:
 @hookimpl
 def register_columns(registry: Registry[ColumnSpec]) -> None:
     """Declare the columns."""
-    for spec in (TOP_K, ROUTES, TEACHER):
+    for spec in SPECS or (TOP_K, ROUTES, TEACHER):
         registry.add(spec.name, lambda _config, _resources, spec=spec: spec, config=NoConfig)

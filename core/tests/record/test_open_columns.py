@@ -1,5 +1,6 @@
 """Open columns of a record: forks, joins, cuts, branches, saving and scorers."""
 
+import asyncio
 import json
 import pickle
 
@@ -14,12 +15,14 @@ from turnwise import GenerateResult, Trajectory
 from turnwise.batch.columns import COLUMNS, ROW_NAMES
 from turnwise.batch.packed_batch import PackedBatch
 from turnwise.batch.rollout_batch import RolloutBatch
+from turnwise.episode.requests import request_turn
 from turnwise.errors import InvariantError, PluginError, TrajectoryError
 from turnwise.record.column_specs import CORE_COLUMNS, TAKEN, TYPES, ColumnSpec, check_open
 from turnwise.record.columns import DTYPES, Origin, is_in_turn
 from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.record.open_columns import decode, encode, join_columns, to_plain
-from turnwise.types import FinishReason
+from turnwise.record.step_results import RecordedTurn
+from turnwise.types import FinishReason, GenerateRequest, SamplingParams
 
 ROUTES = ColumnSpec(name="routes", dtype="int16", shape=(2,), fill=-1, tokens="all")
 TOP_K = ColumnSpec(name="top_k", dtype="float32", shape=(3,), fill=float("nan"))
@@ -266,6 +269,35 @@ def test_two_parts_of_a_turn():
     assert same(join_columns(part(0, None), part(1, {"routes": rest}))["routes"], rest)
     with pytest.raises(TrajectoryError, match="the column 'routes' for one part of a turn and not for the other"):
         join_columns(part(1, {"routes": first}), part(1, None))
+
+
+def test_a_turn_whose_plugin_has_changed():
+    """Values of two versions are not joined in one turn; a turn with nothing left keeps its own declaration."""
+    newer = {"once": evolve(ONCE, version=2)}
+    rest = GenerateResult(token_ids=[3], logprobs=[-0.5], finish_reason=FinishReason.STOP, columns={"once": [2]})
+    answered = []
+
+    async def send(request):
+        answered.append(request)
+        return rest
+
+    def turn(token_ids, specs, max_tokens=2):
+        first = evolve(rest, token_ids=token_ids, logprobs=[-0.5] * len(token_ids), finish_reason=FinishReason.ABORT)
+        first = evolve(first, columns={"once": np.ones(len(token_ids), np.uint8)})
+        saved = RecordedTurn(position=(1, 1, -1, 1), result=first, specs={"once": ONCE} if len(token_ids) else {})
+        sampling = SamplingParams(max_tokens=max_tokens)
+        request = GenerateRequest(request_id="r", trajectory_id="t", token_ids=[1], sampling=sampling)
+        return asyncio.run(request_turn(request, saved.position, saved, send, specs))
+
+    for specs in ({"once": ONCE}, {"once": ONCE, "routes": ROUTES}):
+        joined = turn([2], specs)
+        assert ({"once": ONCE}, [1, 2]) == (joined.specs, joined.result.columns["once"].tolist())
+    assert newer == turn([], newer).specs  # nothing was sampled before
+    assert {"once": ONCE} == turn([2], newer, max_tokens=1).specs
+    answered.clear()
+    with pytest.raises(TrajectoryError, match="column 'once' is declared otherwise than in the first part of its turn"):
+        turn([2], newer)
+    assert not answered
 
 
 @pytest.mark.parametrize("dtype", TYPES)

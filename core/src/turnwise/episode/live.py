@@ -385,7 +385,7 @@ class LiveEpisode:
             raise TrajectoryError("the record has changed while its turn was sampled")
         result = without_last_token(turn.result) if drop else turn.result
         with boundary("engine", "generate"):
-            add_turn(target, result, self.context.columns, constrained=turn.is_constrained)
+            add_turn(target, result, turn.specs or self.context.columns, constrained=turn.is_constrained)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
         self._samples.pop(target, None)
         self.counters.add_turn(turn)

@@ -14,7 +14,7 @@ from turnwise.episode.setup import Limits
 from turnwise.errors import BudgetExhausted, ConfigError, EngineError
 from turnwise.record.column_specs import NO_COLUMNS, ColumnSpec
 from turnwise.record.limit import AGENT_TURN, SAMPLED, TURN, VALIDATION_TURN, Room
-from turnwise.record.open_columns import check_columns, drop_last, join_columns
+from turnwise.record.open_columns import check_columns, check_same, drop_last, join_columns, specs_of
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedTurn, TurnPosition
 from turnwise.types import (
@@ -146,16 +146,20 @@ async def request_turn(
     """Sample a turn, or the rest of a saved one, whose open columns are declared."""
     started = time.perf_counter()
     if saved is None:
-        result, seconds = await send(request), 0.0
+        result, seconds, specs = await send(request), 0.0, columns
     else:
         rest = continue_request(request, saved.result)
+        if rest is not None:
+            check_same(saved.specs, columns)
         sampled = None if rest is None else await send(rest)
         result, seconds = join_turn(saved.result, sampled, request, columns), saved.seconds
+        specs = {**columns, **saved.specs}
     return RecordedTurn(
         position=position,
         result=result,
         seconds=seconds + time.perf_counter() - started,
         is_constrained=request.grammar is not None,
+        specs=specs_of(result, specs),
     )
 
 

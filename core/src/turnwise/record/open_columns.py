@@ -184,6 +184,20 @@ def join_columns(
     return joined or None
 
 
+def specs_of(result: GenerateResult, specs: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:
+    """Return the declarations of the columns of a result with tokens."""
+    if not result.columns or not len(result.token_ids):
+        return NO_COLUMNS
+    return {name: find_spec(name, specs) for name in result.columns}
+
+
+def check_same(saved: Mapping[str, ColumnSpec], specs: Mapping[str, ColumnSpec]) -> None:
+    """Raise `TrajectoryError` when a plugin declares a column otherwise than in the saved part of a turn."""
+    for name, spec in saved.items():
+        if specs.get(name, spec) != spec:
+            raise TrajectoryError(f"column {name!r} is declared otherwise than in the first part of its turn: {spec}")
+
+
 def drop_last(result: GenerateResult) -> Mapping[str, Array] | None:
     """Return the columns of a result without the values of its last token."""
     return result.columns and {name: values[:-1] for name, values in result.columns.items()}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Final
 
 from attrs import define, field, fields, frozen
 
+from turnwise.record.column_specs import NO_COLUMNS, ColumnSpec
 from turnwise.types import GenerateResult, ToolCall, ToolResult
 
 TurnPosition = tuple[int, int, int, int]
@@ -87,12 +89,15 @@ class RecordedTurn:
         result: as the engine returned it; finish reason `abort` means that the turn continues after a resume.
         seconds: time that the engine took.
         is_constrained: it was sampled under a grammar.
+        specs: declarations of the open columns of the result, as the engine gave them; files of earlier versions lack
+            them.
     """
 
     position: TurnPosition
     result: GenerateResult
     seconds: float = 0.0
     is_constrained: bool = False
+    specs: Mapping[str, ColumnSpec] = NO_COLUMNS
 
     @property
     def complete(self) -> bool:

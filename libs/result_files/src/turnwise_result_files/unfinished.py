@@ -18,6 +18,7 @@ from attrs import asdict, evolve
 
 from turnwise.errors import DataError, TurnwiseError, describe
 from turnwise.files import atomic_write
+from turnwise.record.column_specs import ColumnSpec
 from turnwise.record.ended import EndedEpisode
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.limit import ReachedLimit
@@ -27,7 +28,17 @@ from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.record.step_results import Counters, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Trajectory
 from turnwise.report import Report
-from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
+from turnwise.types import (
+    Array,
+    FinishReason,
+    GenerateResult,
+    JsonDict,
+    Reply,
+    SamplingParams,
+    Task,
+    ToolCall,
+    ToolResult,
+)
 from turnwise_result_files.episode_rows import add_trajectory, read_episode, rows_of
 from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.row_file import to_json
@@ -161,6 +172,7 @@ def _to_row(episode: UnfinishedEpisode, media: MediaFolder) -> JsonDict:
                 "seconds": turn.seconds,
                 "is_constrained": turn.is_constrained,
                 "result": _result_to_row(turn.result),
+                "specs": [spec.to_dict() for spec in turn.specs.values()],
             }
             for turn in episode.turns
         ],
@@ -258,8 +270,11 @@ def _to_spec(row: Row) -> EpisodeSpec:
 def _to_turn(row: Row) -> RecordedTurn:
     result = row["result"]
     version, columns = result["weight_version"], result.get("columns")  # files of earlier versions lack it
+    found = map(ColumnSpec.from_dict, row.get("specs", ()))  # files of earlier versions lack it
+    specs = {spec.name: spec for spec in found}
     return RecordedTurn(
         position=tuple(row["position"]),
+        specs=specs,
         seconds=row["seconds"],
         is_constrained=row.get("is_constrained", False),  # files of earlier versions lack it
         result=GenerateResult(
@@ -267,10 +282,14 @@ def _to_turn(row: Row) -> RecordedTurn:
             | {
                 "finish_reason": FinishReason(result["finish_reason"]),
                 "weight_version": version if isinstance(version, int) else np.array(version, np.int32),
-                "columns": columns and {name: decode(values) for name, values in columns.items()},
+                "columns": columns and {name: _decode(values, specs.get(name)) for name, values in columns.items()},
             }
         ),
     )
+
+
+def _decode(values: Row, spec: ColumnSpec | None) -> Array:
+    return decode(values) if spec is None else spec.read(decode(values))
 
 
 def _to_call(row: Row, media: MediaFolder) -> RecordedCall:

@@ -5,16 +5,17 @@ Compares updates with shared prefixes and without: tokens, processor seconds, pe
     python benchmarks/shared_prefixes.py --model FOLDER       another causal model
     python benchmarks/shared_prefixes.py --case prompts       groups of 8, prompts as long as answers
 
+    python benchmarks/shared_prefixes.py --episodes FILE...   tokens alone, of episodes of a rollout or a training
+
 Both kinds of update alternate in one process, on the same batch, and the figures are medians with the least and the
-largest of `--repeat` pairs. Each ratio compares two neighbouring updates. Memory is the peak of resident memory of a
-separate process, without the memory that it had before the update.
+largest of `--repeat` pairs. Each ratio compares two neighbouring updates. Memory is the peak of resident memory in a
+second update of a separate process, without the memory that it had before this update.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,9 @@ from turnwise import EpisodeResult, ModelSpec, RolloutBatch, Status, Task, Traje
 from turnwise.batch.rollout_batch import collate
 from turnwise_grpo_trainer.config import DiagnosticsConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner.learner import Learner
+from turnwise_grpo_trainer.learner.prefix_forests import collate_forest
+from turnwise_grpo_trainer.objective.rows import TokenRows
+from turnwise_result_files import read_results
 
 Records = list[Trajectory]
 IDS = 1000
@@ -140,15 +144,24 @@ def load(options: argparse.Namespace, *, share: bool) -> Learner:
 
 
 def measure_memory(options: argparse.Namespace) -> None:
-    """Print the growth of the peak memory by one update, in MiB."""
-    learner, batch = load(options, share=options.child == "shared"), make_batch(options.case, options.length, 1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Print the growth of the resident memory at the peak of an update, in MiB; Linux alone tells it."""
+    learner = load(options, share=options.child == "shared")
+    batch = make_batch(options.case, options.length, options.groups)
+    learner.update(batch, step=1, version=0)  # which makes gradients and the state of the optimizer
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    before = read_memory("VmRSS")
     learner.update(batch, step=1, version=0)
-    sys.stdout.write(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+    sys.stdout.write(json.dumps(read_memory("VmHWM") - before))
+
+
+def read_memory(name: str) -> float:
+    """Return a line of the status of this process, in MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
 def child_memory(options: argparse.Namespace, case: str, kind: str) -> float:
-    names = ("length", "tokens", "attention", "model")
+    names = ("length", "groups", "tokens", "attention", "model")
     arguments = [text for name in names for text in (f"--{name}", str(getattr(options, name)))]
     command = [sys.executable, "-W", "ignore", __file__, "--case", case, "--child", kind, *arguments]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
@@ -171,8 +184,23 @@ def compare(options: argparse.Namespace, case: str) -> str:
     ratios = [one / other for one, other in zip(seconds[False], seconds[True], strict=True)]
     forwarded = [metrics[share]["update/forwarded_tokens"] for share in (False, True)]
     tokens = f"{forwarded[0]:.0f} | {forwarded[1]:.0f} | {forwarded[0] / forwarded[1]:.2f}"
-    memory = [child_memory(options, case, kind) for kind in ("separate", "shared")] if options.memory else [1.0, 1.0]
-    return f"| {case} | {tokens} | {spread(ratios)} | {memory[1] / memory[0]:.2f} |"
+    cells = [case, tokens, *(f"{statistics.median(seconds[share]):.2f}" for share in (False, True)), spread(ratios)]
+    if options.memory:
+        cells += [f"{child_memory(options, case, kind):.0f}" for kind in ("separate", "shared")]
+    return f"| {' | '.join(cells)} |"
+
+
+def count_episodes(options: argparse.Namespace) -> str:
+    """Return a line for each file of episodes: the tokens of its rows, and of the forests of its tasks."""
+    lines = ["| episodes | rows | tokens separate | shared | quotient |", "| --- | ---: | ---: | ---: | ---: |"]
+    for file in options.episodes:
+        batch = collate(list(read_results(file)), pad_token_id=0)
+        rows = TokenRows.from_batch(batch, batch.loss_mask)
+        trained = [row for row in range(len(rows)) if rows.select([row]).targets.numel()]
+        separate = sum(rows.bounds[row + 1] - rows.bounds[row] for row in trained)
+        shared = collate_forest(rows, trained).input_ids.numel()
+        lines.append(f"| {file} | {len(trained)} | {separate} | {shared} | {separate / shared:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -186,17 +214,22 @@ def main() -> None:
     parser.add_argument("--attention", default="sdpa", help="sdpa (default), eager or turnwise_segments")
     parser.add_argument("--repeat", type=int, default=5, help="pairs of updates (default: 5)")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave out the memory")
+    parser.add_argument("--episodes", nargs="+", type=Path, help="folders of runs or files; nothing else is measured")
     parser.add_argument("--child", choices=("separate", "shared"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         measure_memory(options)
         return
+    if options.episodes:
+        print(count_episodes(options))
+        return
     with tempfile.TemporaryDirectory() as folder:
         options.model = options.model or make_model(Path(folder), options.layers)
         print(describe_machine())
         print(f"{options.attention}, prompts of {options.length} tokens, {options.groups} groups of 8")
-        print("| rows | tokens separate | shared | quotient | seconds separate / shared | memory shared / separate |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: |")
+        names = ["rows", "tokens separate", "shared", "quotient", "seconds separate", "shared", "quotient"]
+        names += ["MiB separate", "shared"] if options.memory else []
+        print(f"| {' | '.join(names)} |\n| --- |{' ---: |' * (len(names) - 1)}")
         for case in [options.case] if options.case else CASES:
             print(compare(options, case), flush=True)
 

@@ -198,8 +198,9 @@ def count_episodes(options: argparse.Namespace) -> str:
         rows = TokenRows.from_batch(batch, batch.loss_mask)
         trained = [row for row in range(len(rows)) if rows.select([row]).targets.numel()]
         separate = sum(rows.bounds[row + 1] - rows.bounds[row] for row in trained)
-        shared = collate_forest(rows, trained).input_ids.numel()
-        lines.append(f"| {file} | {len(trained)} | {separate} | {shared} | {separate / shared:.2f} |")
+        shared = collate_forest(rows, trained).input_ids.numel() if trained else 0
+        quotient = f"{separate / shared:.2f}" if shared else "-"
+        lines.append(f"| {file} | {len(trained)} | {separate} | {shared} | {quotient} |")
     return "\n".join(lines)
 
 

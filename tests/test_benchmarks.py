@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from turnwise import Trajectory
+from turnwise_result_files import TrajectoryWriter
+from turnwise_testing.inputs.small_episodes import episode
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 SMALL_RUNS = {
@@ -18,6 +22,8 @@ SMALL_RUNS = {
     "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),
     "picture_cost.py": ("--episodes", "4"),
     "record_cost.py": ("--runs", "1"),
+    "router_replay.py": ("--requests", "2", "--tokens", "8", "--noise", "0"),
+    "shared_prefixes.py": ("--case", "prompts", "--layers", "1", "--length", "16", "--groups", "1", "--repeat", "1"),
     "start_cost.py": ("--repeat", "1"),
     "turn_cost.py": ("--runs", "1", "--episodes", "8", "--wrappers"),
     "weight_copies.py": ("--mib", "8", "--tensors", "8"),
@@ -38,6 +44,27 @@ def test_a_benchmark_measures(name):
 
     assert 0 == done.returncode, done.stderr[-2000:]
     assert any(character.isdigit() for character in done.stdout)
+
+
+def test_tokens_of_episodes_are_counted(tmp_path):
+    """Eight samples of a prompt share it, and a branch shares its turn; a file without a trained row has no tokens."""
+    prompt = Trajectory(range(10))
+    branch = Trajectory(range(10))
+    branch.add_action([20, 21], [-0.5] * 2)
+    records = [branch.branched(branch.mark()), *(prompt.branched(prompt.mark()) for _ in range(7))]
+    for number, record in enumerate(records):
+        record.add_action([30 + number, 40], [-0.5] * 2)
+    files = [tmp_path / "shared.parquet", tmp_path / "none.parquet"]
+    for file, found in zip(files, ([branch, *records], [prompt]), strict=True):
+        with TrajectoryWriter(file) as writer:
+            for number, record in enumerate(found):
+                writer.write(episode(record, uid=f"t{number}"))
+    command = [sys.executable, FOLDER / "shared_prefixes.py", "--episodes", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+
+    separate, shared = 12 + 14 + 7 * 12, 10 + 2 + 8 * 2
+    lines = [f"| {files[0]} | 9 | {separate} | {shared} | {separate / shared:.2f} |", f"| {files[1]} | 0 | 0 | 0 | - |"]
+    assert lines == done.stdout.splitlines()[2:]
 
 
 @pytest.mark.slow

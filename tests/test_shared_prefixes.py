@@ -65,4 +65,9 @@ def test_the_picture_is_that_of_the_code() -> None:
     _, ends = place_tokens([6, 8, 7, 6], [0, 4, 6, 4])
 
     assert script["draw"]() in page
+    assert "../images/shared-prefixes.svg" in page
+    picture = (ROOT / "docs/images/shared-prefixes.svg").read_text(encoding="utf-8")
+    assert script["draw_svg"]() == picture
+    seen = [line.split("keys")[-1].count("x") for line in script["draw"]().splitlines()[1:]]
+    assert 13 * 13 - sum(seen) == picture.count('fill="#eeeeee"')
     assert [end for _, size, end in script["TREE"] for _ in range(size)] == ends.tolist()

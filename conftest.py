@@ -239,6 +239,8 @@ def starts_process(function: object) -> bool:
     """Return whether a function, or one of the tests' functions that it uses, names something that starts a process."""
     function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
     function = getattr(function, "__func__", function)
+    if hasattr(function, "cache_info"):
+        function = getattr(function, "__wrapped__", function)
     if not isinstance(function, FunctionType) or "site-packages" in function.__code__.co_filename:
         return False
     if function not in _starting:

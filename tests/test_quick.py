@@ -31,13 +31,16 @@ def run_tests(folder: Path, tests: str, *options: str) -> tuple[dict[str, int], 
 def test_tests_that_start_a_process_are_marked(tmp_path: Path) -> None:
     """The code of a test, of a function or fixture that it uses, or a fixture `starts_a_process`, marks the test."""
     tests = """
-        import os, subprocess
+        import functools, os, subprocess
         import pytest
 
         class Record:
             def fork(self): ...
 
         def helper(): return subprocess.run(["true"])
+
+        @functools.cache
+        def once(): return helper()
 
         @pytest.fixture
         def process(): helper()
@@ -47,6 +50,7 @@ def test_tests_that_start_a_process_are_marked(tmp_path: Path) -> None:
 
         def test_itself(): subprocess.run(["true"])
         def test_helper(): helper()
+        def test_cached(): once()
         def test_inner(): return (lambda: helper())()
         def test_fixture(process): ...
         def test_declared(sandbox): ...
@@ -56,7 +60,7 @@ def test_tests_that_start_a_process_are_marked(tmp_path: Path) -> None:
     """
     outcomes, _ = run_tests(tmp_path, tests, "-m", "not process")
 
-    assert outcomes == {"passed": 2, "deselected": 6}
+    assert outcomes == {"passed": 2, "deselected": 7}
 
 
 def test_quick_refuses_a_process(tmp_path: Path) -> None:

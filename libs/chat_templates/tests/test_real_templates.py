@@ -320,6 +320,8 @@ def real_tokenizer(name: str):
 V1 = "tokenizer.model.v1"
 V3 = "mistral_instruct_tokenizer_240323.model.v3"
 TEKKEN = "tekken_240911.json"
+LARGE = pytest.param(TEKKEN, marks=pytest.mark.slow)
+"""It takes six seconds to load."""
 CONTENTS = ["42", " 42 \n", '\n\n{\n  "a": [1]\n}', "é → 世界 🙂", "", "</s> and [INST]"]
 
 
@@ -328,7 +330,7 @@ class TestRealVocabularies:
     """Tokenizers with merges, where the ids of a text depend on the text before it."""
 
     @pytest.mark.many_cases
-    @pytest.mark.parametrize("name", [V1, V3, TEKKEN])
+    @pytest.mark.parametrize("name", [V1, V3, LARGE])
     @pytest.mark.parametrize("content", CONTENTS)
     def test_mistral_format(self, name, content):
         """Prompt, sampled turn and delta are the ids of the whole; version 1 spells [INST] in plain pieces."""
@@ -355,7 +357,7 @@ class TestRealVocabularies:
         tokenizer.chat_template = MISTRAL.replace("if tools and", "if false and")
         return tokenizer, ChatTemplate(tokenizer, special_tokens="parse")
 
-    @pytest.mark.parametrize("name", [V1, V3, TEKKEN])
+    @pytest.mark.parametrize("name", [V1, V3, LARGE])
     def test_spelled_special_tokens(self, name):
         """Merges of ordinary pieces do not lead to a special token, and add no space."""
         tokenizer = copy.deepcopy(real_tokenizer(name))
@@ -379,7 +381,7 @@ class TestRealVocabularies:
         with pytest.raises(TemplateError, match="shows 'tool_call_id' of a tool message"):
             chat.delta([{"role": "tool", "content": "3"}], 0)
 
-    @pytest.mark.parametrize("name", [V3, TEKKEN])
+    @pytest.mark.parametrize("name", [V3, LARGE])
     def test_chatml(self, name):
         """ChatML over a real vocabulary: merges do not reach over the edges of a delta."""
         tokenizer = copy.deepcopy(real_tokenizer(name))
@@ -393,6 +395,7 @@ class TestRealVocabularies:
                 assert delta == whole[len(whole) - len(delta) :]
                 assert chat.stop_token_ids[0] == whole[len(whole) - len(delta) - 1]
 
+    @pytest.mark.slow
     def test_forty_tools_are_encoded_once(self):
         """A prompt whose beginning is known has the ids of a prompt that is encoded whole."""
         tokenizer = copy.deepcopy(real_tokenizer(TEKKEN))

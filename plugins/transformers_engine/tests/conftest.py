@@ -1,7 +1,6 @@
 """Tiny models with random, sharpened weights, and engines around scenarios."""
 
 import asyncio
-import gc
 import threading
 
 import numpy as np
@@ -29,11 +28,8 @@ CONFIGS = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
 
 @pytest.fixture(scope="session", autouse=True)
 def _fast_tiny_models():
-    """Use one thread, which is fastest for tiny models, and keep torch's objects out of each garbage collection."""
+    """Use one thread, which is fastest for tiny models."""
     torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -27,13 +27,6 @@ from turnwise_testing.simulation.virtual_loop import VirtualLoop
 TURNS = 4
 
 
-@pytest.fixture(autouse=True)
-def unfrozen():
-    """The actor freezes the objects of its process; here it shares the tests' process."""
-    yield
-    gc.unfreeze()
-
-
 class FourTurns:
     """Four turns with an observation between them."""
 
@@ -201,6 +194,7 @@ def test_started_episodes_are_the_oldest_undelivered_ones():
 def test_collections_do_not_visit_the_objects_of_the_start():
     """When the first episodes run, the modules and the parts of the actor are frozen."""
     num_frozen = []
+    gc.unfreeze()  # what the tests froze
     asyncio.run(run(1, on_collect=lambda *_: num_frozen.append(gc.get_freeze_count())))
     assert num_frozen[0] > 10_000
 

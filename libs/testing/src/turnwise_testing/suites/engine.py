@@ -43,7 +43,7 @@ MEDIA_TESTS = frozenset(f"test_{name}" for name, check in ENGINE_CHECKS.items() 
     "test_no_standard_test_is_overridden",
     "test_weight_update_changes_the_output",
 }
-"""Tests of a suite with `media_only`: those of pictures, and a few of text."""
+"""Tests of a suite with `media_only`: all about pictures, and a few about text."""
 
 
 class EngineSuite(PluginSuite):

@@ -165,7 +165,7 @@ def overridden_tests(suite: type) -> list[str]:
         for name, function in vars(base).items()
         if name.startswith("test_")
     }
-    left_out = getattr(suite, "left_out", frozenset())
+    left_out: frozenset[str] = getattr(suite, "left_out", frozenset())
     changed = [
         name
         for name, function in standard.items()

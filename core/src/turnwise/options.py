@@ -51,8 +51,8 @@ class GroupOptions:
     Attributes:
         n: episodes per task: the size of a group.
         validation_n: episodes per task in validation.
-        episode_tries: times that an episode runs that loses something of its own, such as its workspace. A run after
-            the first starts from the prompt, with the same seeds; on Ray, on another worker if one has room.
+        episode_tries: most attempts of an episode that loses its workspace or another resource. An attempt after the
+            first starts from the prompt, with the same seeds; on Ray, on another worker if one has room.
         seed: of the run; every request derives its own from it.
         sampling: sampling parameters.
         validation_sampling: sampling parameters in validation; greedy unless set.

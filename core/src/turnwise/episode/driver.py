@@ -55,7 +55,7 @@ from turnwise.types import (
 _SCORED = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
 _MAX_TRACEBACK_LINES = 40
 LOSSES_METRIC: Final = "lost_attempts"
-"""Earlier times that an episode ran, and lost its workspace or something else of its own."""
+"""Earlier attempts of an episode, each of which lost its workspace or another resource."""
 
 T = TypeVar("T")
 

@@ -43,8 +43,8 @@ class EpisodeSpec:
         sampling: sampling parameters.
         num_members: number of episodes of its group in the interrupted call; 0 for an episode that was not interrupted.
         unfinished: saved state to resume from; None starts with the prompt.
-        tries: times that it may run, this one included, if it loses something of its own.
-        num_losses: earlier times.
+        tries: attempts that it has, this one included, if it loses its workspace or another resource.
+        num_losses: earlier attempts.
     """
 
     task: Task

@@ -195,7 +195,7 @@ class Worker:
             return self._fail(spec, error)
 
     async def _run_to_end(self, spec: EpisodeSpec, context: EpisodeContext, number: int) -> EpisodeResult:
-        """Run one episode, and again after it has lost something of its own."""
+        """Run one episode, and again after it has lost its workspace or another resource."""
         self._interrupted.discard(number)
         while True:
             result = await self.run_one(spec, context, number)
@@ -245,7 +245,7 @@ class Worker:
 
 
 def emit_retried(observers: Observers, result: EpisodeResult) -> None:
-    """Tell that an episode runs again, which has lost something of its own."""
+    """Tell that an episode runs again, which has lost a resource."""
     reason = "" if result.fault is None else result.fault.message
     structlog.get_logger().warning("episode runs again", episode=result.uid, reason=reason)
     observers.emit("on_episodes_retried", EpisodesRetried(count=1, worker="", reason=reason))

@@ -6,7 +6,7 @@ state:
 
 - An undelivered episode is in exactly one place: pending, quarantined, or held by one worker.
 - `complete` is the only method that delivers, and it removes the episode. A second result finds none and is dropped.
-- An episode that has lost something of its own is pending again, before the others.
+- An episode that has lost its workspace or another resource is pending again, before the others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EpisodeDispatcher:
         Deliver the result of an episode; a second result is dropped.
 
         Returns:
-            Whether the episode runs again instead, because it has lost something of its own.
+            Whether the episode runs again instead, because it has lost a resource.
         """
         self._held.get(worker, {}).pop(key, None)
         entry = self._entries.get(key)

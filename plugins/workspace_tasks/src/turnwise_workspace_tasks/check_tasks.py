@@ -100,7 +100,7 @@ def check_tasks(
 
 def build_images(source: Source, places: Sequence[str], build: str, console: Console) -> dict[str, str]:
     """
-    Build the images of tasks, and return why those of some tasks cannot be built, by task.
+    Build the images of tasks, and return by task why an image cannot be built.
 
     Raises:
         ConfigError: the form has no Dockerfiles, or there is no such program.

@@ -1,9 +1,11 @@
 """Open columns and fields of a batch are in the rows for TRL, without pads."""
 
+import pytest
 import torch
 
 from turnwise import ColumnSpec, Trajectory
 from turnwise.batch.rollout_batch import collate
+from turnwise.errors import ConfigError
 from turnwise_testing.inputs.small_episodes import episode, trajectory
 from turnwise_trl_bridge.rollouts import to_rows
 
@@ -22,3 +24,11 @@ def test_columns_of_tokens_and_responses():
     assert [whole, [[-1, -1]] * 2] == rows["routes"]
     assert [[2, 1, -1, 0], [-1]] == rows["rank"]
     assert [1.0, 1.0] == rows["half"]
+
+
+@pytest.mark.parametrize("name", ["env_mask", "completion_ids", "prompt_ids"])
+def test_a_column_with_a_name_of_trl(name):
+    """It would replace what TRL trains on."""
+    record = trajectory().with_column(ColumnSpec(name=name, dtype="uint8"), [1, 0, 0, 1])
+    with pytest.raises(ConfigError, match=f"the column or field '{name}' has a name of the rows for TRL"):
+        to_rows(collate([episode(record)], pad_token_id=0))

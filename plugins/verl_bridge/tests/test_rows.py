@@ -129,6 +129,15 @@ def test_open_columns_are_in_the_rows():
     assert_columns(first, second)
 
 
+@pytest.mark.parametrize("name", ["multi_modal_inputs", "extra_fields"])
+def test_a_column_with_a_name_of_verl(name):
+    """It would replace what verl reads under this name."""
+    record = record_of([3]).with_column(evolve(TEACHER, name=name), [0, 1, 2])
+    episode = evolve(with_columns(), trajectories=(record, record))
+    with pytest.raises(ConfigError, match=f"the column or field '{name}' has a name of verl's rows: choose another"):
+        to_queue_rows(collate([episode], pad_token_id=0), episode)
+
+
 def test_open_columns_are_in_the_outputs_of_loops(monkeypatch):
     """As one value of each row, because verl makes an array of every extra field."""
     fake = SimpleNamespace(AgentLoopMetrics=SimpleNamespace, AgentLoopOutput=SimpleNamespace)

@@ -198,7 +198,12 @@ def _prompt_of(result: EpisodeResult, chat: Chat) -> TokenArray | MediaTokens:
 
 
 def to_rows(batch: RolloutBatch) -> dict[str, list[Any]]:
-    """Return a batch as lists without padding, under TRL's names."""
+    """
+    Return a batch as lists without padding, under TRL's names, and its fields under their own.
+
+    Raises:
+        ConfigError: a field has a name of TRL's.
+    """
     real = batch.attention_mask.bool()
     in_prompt, in_response = real[:, : batch.prompt_length], real[:, batch.prompt_length :]
     starts = batch.prompt_length - batch.prompt_lens
@@ -211,7 +216,7 @@ def to_rows(batch: RolloutBatch) -> dict[str, list[Any]]:
         # Layout indices are column indices, so removing the padding on the left shifts them.
         return lists((values - starts[:, None]).clamp(min=0), real)
 
-    return {
+    own: dict[str, list[Any]] = {
         "prompt_ids": lists(batch.prompts, in_prompt),
         "completion_ids": lists(batch.responses, in_response),
         "env_mask": lists(batch.loss_mask, in_response),
@@ -220,12 +225,12 @@ def to_rows(batch: RolloutBatch) -> dict[str, list[Any]]:
         "position_ids": lists(batch.position_ids, real),
         "block_start": unpadded(batch.block_start),
         "path_start": unpadded(batch.path_start),
-        **{
-            name: lists(field, _places(field, real, in_response))
-            for name, field in batch.fields.items()
-            if field.ndim > 1
-        },
-        **{name: field.tolist() for name, field in batch.fields.items() if field.ndim == 1},
+    }
+    if taken := sorted(own.keys() & batch.fields.keys()):
+        raise ConfigError(f"the column or field {taken[0]!r} has a name of the rows for TRL: choose another")
+    return own | {
+        name: field.tolist() if field.ndim == 1 else lists(field, _places(field, real, in_response))
+        for name, field in batch.fields.items()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -135,23 +135,32 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult, vision: VisionRows
         _need_vision(trajectory, vision)
         positions = torch.tensor(trajectory.position_ids).long() if vision is None else vision.positions(trajectory)
         rows.append(
-            {
-                "prompts": prompts.long(),
-                "responses": responses.long(),
-                "response_mask": mask,
-                "loss_mask": mask,
-                "input_ids": torch.cat([prompts, responses]).long(),
-                "position_ids": positions,
-                "rollout_log_probs": torch.tensor(trajectory.logprobs, dtype=torch.float32),
-                "rm_scores": rewards[index, : len(responses)].clone(),
-                "num_turns": count_turns(trajectory),
-                "extra_fields": {**_weight_steps(trajectory), "reward_extra_info": _reward_extra(result)},
-                "multi_modal_inputs": {} if vision is None else vision.inputs(trajectory),
-            }
-            | {name: torch.from_numpy(np.array(trajectory.column(name))) for name in trajectory.columns}
-            | {name: torch.from_numpy(values) for name, values in _routes(trajectory).items()}
+            _join(
+                {
+                    "prompts": prompts.long(),
+                    "responses": responses.long(),
+                    "response_mask": mask,
+                    "loss_mask": mask,
+                    "input_ids": torch.cat([prompts, responses]).long(),
+                    "position_ids": positions,
+                    "rollout_log_probs": torch.tensor(trajectory.logprobs, dtype=torch.float32),
+                    "rm_scores": rewards[index, : len(responses)].clone(),
+                    "num_turns": count_turns(trajectory),
+                    "extra_fields": {**_weight_steps(trajectory), "reward_extra_info": _reward_extra(result)},
+                    "multi_modal_inputs": {} if vision is None else vision.inputs(trajectory),
+                },
+                {name: torch.from_numpy(np.array(trajectory.column(name))) for name in trajectory.columns}
+                | {name: torch.from_numpy(values) for name, values in _routes(trajectory).items()},
+            )
         )
     return rows
+
+
+def _join(own: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row, and the open columns; `ConfigError` for a column that has a name of verl's."""
+    if taken := sorted(own.keys() & fields.keys()):
+        raise ConfigError(f"the column or field {taken[0]!r} has a name of verl's rows: choose another")
+    return own | dict(fields)
 
 
 def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult], vision: VisionRows | None = None) -> Any:
@@ -185,8 +194,8 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult], vision:
         "attention_mask": batch.attention_mask,
         "position_ids": batch.position_ids,
         "rollout_log_probs": batch.rollout_log_probs,
-        **batch.fields,
     }
+    tensors = _join(tensors, batch.fields)
     trained = [next(compress(result.trajectories, result.trained)) for result in results]
     if COLUMN in tensors:
         for trajectory in trained:

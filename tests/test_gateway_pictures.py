@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,16 +25,24 @@ pytestmark = pytest.mark.usefixtures("starts_a_process")
 
 
 def write_program_run(folder: Path, dialect: str, **more: object) -> Path:
-    """Write a run of the program; `hostile` is a folder of files, and the other values are sections of the config."""
+    """
+    Write a run of the program.
+
+    `hostile` is a folder of files, `server` the host of its pictures, and the other values are sections of the config.
+    """
     environment = {"CAT": str(folder / "images/cat.png"), "DOG": str(folder / "dog.jpg")}
     if "hostile" in more:
         environment |= {"HOSTILE": str(more.pop("hostile")), "ANSWERS": str(folder / "answers.json")}
+    if "server" in more:
+        environment["SERVER"] = f"http://{more['server']}"
     agent = {
         "name": "external",
         "command": ["python", str(PROGRAM), dialect],
         "environment": environment,
         "keep_requests": str(folder / "requests"),
     }
+    if "server" in more:
+        agent["picture_hosts"] = [more.pop("server")]
     sections = {"rollout": {"n": 1, "prompt_length": 2048, "response_length": 512}, "reward": "reported", **more}
     plugins = [*PLUGINS, "gateway", "reported_reward"]
     return write_run(folder, agent=agent, tools=[], plugins=plugins, **sections)
@@ -74,6 +85,44 @@ def test_a_program_shows_pictures(tmp_path, dialect):
     sessions = json.loads(replayed.stdout)["sessions"]
     assert [None, None] == [each["difference"] for each in sessions], replayed.stdout
     assert 0 == replayed.returncode
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server of a folder of pictures, which are named by their hashes, and the paths that it was asked for."""
+    folder, asked = tmp_path / "served", []
+    folder.mkdir()
+    for each in (CAT, DOG):
+        (folder / each.key).write_bytes(each.data)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_request(self, *_arguments):
+            asked.append(self.path)
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder))
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{running.server_port}", asked
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_program_names_pictures_of_a_server(tmp_path, monkeypatch, server, dialect):
+    """Each session fetches a picture once, and its record and the results have the bytes."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    host, asked = server
+    done = roll_out(tmp_path, write_program_run(tmp_path, dialect, server=host))
+    assert done.returncode == 0, done.stderr
+    results = read_results(tmp_path / "out")
+    assert ["completed"] * 2 == [str(each.status) for each in results], [each.fault for each in results]
+    for result in results:
+        (record,) = result.trajectories
+        assert [CAT.data, DOG.data] == [each.picture.data for each in record.pictures]
+    assert sorted([f"/{CAT.key}", f"/{DOG.key}"] * 2) == sorted(asked)
+    assert {CAT.file_name, DOG.file_name} == {file.name for file in (tmp_path / "out" / "media").iterdir()}
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 An agent of a user: shows the model a cat, and a dog as the result of its tool, through the libraries of the vendors.
 
 The first argument is the dialect. Each file of the folder in `HOSTILE`, if there is one, is shown before, and what the
-server answers goes to the file in `ANSWERS`.
+server answers goes to the file in `ANSWERS`. With `SERVER`, pictures are named by URLs, which end in their hashes.
 """
 
 import base64
+import hashlib
 import json
 import os
 import sys
@@ -20,6 +21,12 @@ answers = {}
 
 def encode(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def url_of(data: bytes) -> str:
+    if "SERVER" in os.environ:
+        return f"{os.environ['SERVER']}/{hashlib.sha256(data).hexdigest()}"
+    return f"data:image/png;base64,{encode(data)}"
 
 
 def show_hostile(show, error_class):
@@ -37,7 +44,7 @@ def run_chat(client, error_class):
     tools = [{"type": "function", "function": {"name": "camera", "parameters": SCHEMA}}]
 
     def picture(data):
-        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encode(data)}"}}
+        return {"type": "image_url", "image_url": {"url": url_of(data)}}
 
     def create(messages):
         return client.chat.completions.create(model=MODEL, messages=messages, tools=tools).choices[0].message
@@ -57,7 +64,7 @@ def run_responses(client, error_class):
     tools = [{"type": "function", "name": "camera", "parameters": SCHEMA}]
 
     def picture(data):
-        return {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{encode(data)}"}
+        return {"type": "input_image", "detail": "auto", "image_url": url_of(data)}
 
     def create(items):
         return client.responses.create(model=MODEL, input=items, tools=tools).output
@@ -77,6 +84,8 @@ def run_messages(client, error_class):
     tools = [{"name": "camera", "input_schema": SCHEMA}]
 
     def picture(data):
+        if "SERVER" in os.environ:
+            return {"type": "image", "source": {"type": "url", "url": url_of(data)}}
         return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encode(data)}}
 
     def create(messages):

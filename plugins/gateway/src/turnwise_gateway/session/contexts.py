@@ -19,7 +19,7 @@ Context = TokenArray | MediaTokens
 
 
 def limit_calls(episode: Episode, chat: Chat, hosts: tuple[str, ...] = ()) -> CallLimits:
-    """Return the limits of a session's calls, which take pictures if chat and engine do; some hosts are asked for theirs."""
+    """Return the limits of a session's calls, which take pictures if chat and engine do, and fetch some from hosts."""
     pictures = None
     if episode.capabilities.pictures and isinstance(chat, PictureChat):
         pictures = PictureLimits(chat.check_picture, episode.max_pictures, hosts)

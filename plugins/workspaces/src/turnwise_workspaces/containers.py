@@ -69,7 +69,7 @@ class ContainersBackend:
 
     async def find_orphans(self) -> Sequence[Orphan]:
         form = f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}'
-        if "podman" in os.path.basename(self.config.command[0]):
+        if any("podman" in os.path.basename(part) for part in self.config.command):  # also after `sudo` or `env`
             form = f'{{{{.Names}}}}\t{{{{index .Labels "{LABEL}"}}}}'
         listed = await ask_engine([*self.config.command, "ps", "-a", "--filter", f"label={LABEL}", "--format", form])
         pairs = [line.partition("\t") for line in listed.splitlines()]

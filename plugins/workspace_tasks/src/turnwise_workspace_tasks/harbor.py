@@ -73,7 +73,7 @@ def read_harbor_task(folder: Path, image: str = "") -> GradedTask:
 
 
 def _read_environment(folder: Path, image: str) -> Recipe:
-    """Return the files of the agent: those of the Dockerfile, or all if there is none; an image has them itself."""
+    """Return the agent's files: what the Dockerfile copies, or all if there is none; an image has them itself."""
     context = read_tree(folder / "environment")
     return recipe_in_image(context) if image else read_context(folder / "environment", context)
 

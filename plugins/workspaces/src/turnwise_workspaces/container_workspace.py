@@ -121,7 +121,7 @@ class ContainerWorkspace:
         """Start a container, and use it when it has what an archive brings back."""
         name = f"turnwise-{uuid.uuid4().hex}"
         self._containers.append(name)  # before it exists, so that `kill` finds it at any time
-        await ask_engine([*self.command, *self.run_arguments(name, evolve(self.spec, image=image))])
+        await ask_engine([*self.command, *self.run_arguments(name, evolve(self.spec, image=image))], log_warnings=True)
         init = int(await ask_engine([*self.command, "inspect", "--format", "{{.State.Pid}}", name]))
         if archive is not None:
             await load_archive(self.command, name, archive)

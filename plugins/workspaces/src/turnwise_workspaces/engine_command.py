@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import IO, Final
 
+import structlog
 from attrs import define, field
 
 from turnwise.errors import InfrastructureError
@@ -163,9 +165,14 @@ async def communicate(process: asyncio.subprocess.Process, collected: Collected,
         raise
 
 
-async def ask_engine(arguments: Sequence[str], max_bytes: int = 2**20) -> str:
+async def ask_engine(arguments: Sequence[str], max_bytes: int = 2**20, *, log_warnings: bool = False) -> str:
     """
     Return what a command of the engine prints.
+
+    Args:
+        arguments: of the command, its program first.
+        max_bytes: that are kept.
+        log_warnings: log its standard error, once, although it succeeds: engines warn there of limits that they ignore.
 
     Raises:
         InfrastructureError: it fails; the text has its last line.
@@ -175,7 +182,14 @@ async def ask_engine(arguments: Sequence[str], max_bytes: int = 2**20) -> str:
     if code != 0:
         lines = collected.stderr.decode(errors="replace").strip().splitlines()
         raise InfrastructureError(f"{arguments[0]} failed: {lines[-1] if lines else f'exit code {code}'}")
+    if log_warnings and (warning := " ".join(collected.stderr.decode(errors="replace").split())):
+        _log_warning(arguments[0], warning)
     return collected.stdout.decode(errors="replace")
+
+
+@lru_cache(64)  # each container of a run has the same
+def _log_warning(engine: str, text: str) -> None:
+    structlog.get_logger().warning("container engine warns", engine=engine, warning=text)
 
 
 def remove_later(arguments: Sequence[str]) -> None:

@@ -228,7 +228,10 @@ def test_dropout_is_only_in_the_update(spec, conversations):
     ("names", "message"),
     [
         (("qq_proj",), "train.lora.target_modules: Target modules .* not found"),
-        (("embed_tokens",), "train.lora.target_modules: model.embed_tokens is a Embedding; only linear modules"),
+        (
+            ("embed_tokens",),
+            "train.lora.target_modules: model.embed_tokens is a Embedding; only linear modules can be adapted; name",
+        ),
         (("lm_head",), "train.lora.target_modules: lm_head shares its weight with another module"),
     ],
 )

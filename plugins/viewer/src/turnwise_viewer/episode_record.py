@@ -202,7 +202,6 @@ def _open_columns(row: Row, num_tokens: int) -> dict[str, list[str | None]]:
     found: dict[str, list[str | None]] = {}
     for each in row.get("open_columns") or ():
         if each["declaration"] == DECLARATION:
-            found["picture"] = _pictures(row, num_tokens)
             continue
         spec = ColumnSpec.from_dict(json.loads(each["declaration"]))
         values = decode_column(spec, each["values"])
@@ -211,6 +210,8 @@ def _open_columns(row: Row, num_tokens: int) -> dict[str, list[str | None]]:
             for value, empty in zip(values.tolist(), spec.is_fill(values), strict=True)
         ]
         found[spec.name] = [*[None] * (num_tokens - len(shown)), *shown]
+    if place_pictures(row):
+        found["picture file" if "picture" in found else "picture"] = _pictures(row, num_tokens)
     return found
 
 

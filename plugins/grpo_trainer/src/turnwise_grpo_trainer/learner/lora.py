@@ -75,7 +75,8 @@ def add_adapters(
     for name, layer in find_adapters(model).items():
         if type(layer.get_base_layer()) is not torch.nn.Linear:
             kind = type(layer.get_base_layer()).__name__
-            raise ConfigError(f"train.lora.target_modules: {name} is a {kind}; only linear modules can be adapted")
+            text = "only linear modules can be adapted; name them, such as [q_proj, v_proj]"
+            raise ConfigError(f"train.lora.target_modules: {name} is a {kind}; {text}")
         if tied[layer.get_base_layer().weight] > 1:
             raise ConfigError(f"train.lora.target_modules: {name} shares its weight with another module")
     return model

@@ -177,6 +177,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "tools/workspace.environment": ({"WORD": "x"}, {}),
     "tools/workspace.tools": (["shell"],),
     "tools/workspace.shell": ("/bin/sh",),
+    "tools/workspace.python": ("python3",),
     "tools/workspace.state": ("state",),
     "tools/verl.file": ("verl_tools.yaml",),
     "tools/verl.modules": (["verl", "matrix_code"],),

@@ -27,6 +27,7 @@ SUMMED = {
     "f'middleware/{middleware.label}/{what}'": "count",
     "'invalid_actions'": "count",
     "'mcp_restarts'": "count: restarts during this call",
+    "LOSSES_METRIC": "count",
     "'programs_passed'": "count",
     "'tool_output_tokens'": "count",
     "note": "count: changes of a middleware",
@@ -34,6 +35,7 @@ SUMMED = {
     "'sandbox_wall_s'": "seconds of one call",
     "'reports_left_out'": "count",
     "'workspace_commands'": "count",
+    "'workspace_programs'": "count",
     "'workspace_submitted'": "count",
     "'workspace_wall_s'": "seconds of one call",
     # Shares, each recorded once in an episode: `Session.close` describes the records at most once.

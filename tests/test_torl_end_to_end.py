@@ -144,6 +144,30 @@ def run_dir(python_tool, tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_programs_in_workspaces(run_dir, tmp_path):
+    """Their outputs are those of the sandbox, but for suggestions of the interpreter, and so are the episodes."""
+    if not entry_points(group="turnwise", name="workspaces"):
+        pytest.skip("turnwise-workspaces is not installed")
+    tools = "tools=[{name: workspace, tools: [python]}]"
+    assert main(["rollout", str(CONFIG), "data.limit=12", tools, "--out", str(tmp_path / "out")]) == 0
+
+    both = [{each.uid: each for each in results} for results in (run_dir, read_results(tmp_path / "out"))]
+    assert both[0].keys() == both[1].keys()
+    same = 0
+    for uid, one in both[0].items():
+        other = both[1][uid]
+        first, found = (next((m["content"] for m in each.messages if m["role"] == "tool"), "") for each in (one, other))
+        assert first == found.partition(". Did you mean")[0]
+        if found == first:
+            same += 1
+            assert one.messages == other.messages
+            assert (one.status, one.reward) == (other.status, other.reward)
+            np.testing.assert_array_equal(one.trajectories[0].input_ids, other.trajectories[0].input_ids)
+    assert same >= 24
+    assert sum(result.metrics.extra.get("tool/workspace_programs", 0.0) for result in both[1].values()) >= 36
+
+
+@pytest.mark.slow
 def test_the_tiny_model_writes_programs(run_dir):
     """Nearly every episode runs code, some run it twice or more, and about half of them are right."""
     assert len(run_dir) == 48

@@ -240,7 +240,7 @@ REFUSED = {
     "turned": (turned, "has the EXIF orientation 6: turn its pixels"),
     "large": (lambda: make_picture(101, 100), "has 101 x 100 pixels, more than the 10000 of max_picture_pixels"),
     "no picture": (lambda: read_picture(b"BM no picture at all"), "is broken: "),
-    "no header": (lambda: read_picture(make_picture().data[:20]), "is broken: its header cannot be read"),
+    "no header": (lambda: read_picture(make_picture().data[:12]), "is broken: its header cannot be read"),
     "bomb": (lambda: read_picture(bomb()), "pixels, more than the 10000|more pixels than the 10000"),
     "thin": (lambda: make_picture(2000, 2), "refuses a picture"),
 }

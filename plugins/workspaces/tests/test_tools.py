@@ -107,6 +107,38 @@ def test_mistakes_are_texts_for_the_model(tmp_path):
 
 
 @needs_boxes
+def test_programs(tmp_path):
+    """Files stay and variables do not; the last line of a failed program says why it failed."""
+    write, read = "x = 1; open('n', 'w').write('ü')", "print(open('n').read()); print('x' in globals())"
+    codes = [
+        write,
+        read,
+        "print(1)\n1 / 0",
+        "raise SystemExit(3)",
+        "input()",
+        "while True: pass",
+        "(",
+        "print('\ud800')",
+    ]
+    calls = [("python", {"code": code}) for code in codes]
+    results = use(tmp_path, calls, command_s=1.0, tools=("python", "shell"), environment={"LANG": "C.UTF-8"})
+
+    assert [result.error for result in results] == [False, False, True, True, True, True, True, True]
+    last = [result.text.splitlines()[-1] for result in results]
+    assert last[:5] == [
+        "(no output)",
+        "False",
+        "ZeroDivisionError: division by zero",
+        "[exit code 3]",
+        "EOFError: EOF when reading a line",
+    ]
+    assert (results[1].text, results[5].text) == ("ü\nFalse", "[killed after 1 s]")
+    assert last[6].startswith("SyntaxError: ")
+    assert last[7] == "Error: the text has a character that no file can have, at place 7"
+    assert results[0].metrics["workspace_programs"] == 1.0
+
+
+@needs_boxes
 def test_a_task_brings_files(tmp_path):
     """Those of its column come beside the config's, and replace equal ones."""
     task = make_task(extra={"files": {"b": "task", "c/d": "deep"}})

@@ -14,7 +14,7 @@ from turnwise.config.parts import Choice
 from turnwise_workspaces.workspace import Limits, Network
 
 USUAL_TOOLS: Final = ("shell", "read_file", "write_file", "edit_file")
-TOOLS: Final = (*USUAL_TOOLS, "submit")
+TOOLS: Final = (*USUAL_TOOLS, "python", "submit")
 _positive = validators.gt(0.0)
 _at_least_one = validators.ge(1)
 
@@ -72,8 +72,10 @@ class WorkspaceToolsConfig(WorkspaceConfig):
     Options of the tools, all of which work in one workspace in an episode.
 
     Attributes:
-        tools: that the model gets; `submit`, which ends the episode, is not among the usual ones.
+        tools: that the model gets. Two are not among the usual ones: `python`, which runs a program, as the agent
+            `torl_python` needs it, and `submit`, which ends the episode.
         shell: program that runs the texts of `shell`, with `-c`.
+        python: program that runs the code of `python`, which is its standard input, with `-`.
         command_s: seconds that a command may take; it must be less than `rollout.deadlines.tool_call_s` of the run.
         max_output_bytes: of a command's output that the tool keeps.
         max_read_bytes: of a file that `read_file` returns.
@@ -81,6 +83,7 @@ class WorkspaceToolsConfig(WorkspaceConfig):
 
     tools: tuple[str, ...] = field(default=USUAL_TOOLS, validator=validators.deep_iterable(validators.in_(TOOLS)))
     shell: str = "/bin/sh"
+    python: str = "python3"
     command_s: float = field(default=30.0, validator=_positive)
     max_output_bytes: int = field(default=2**18, validator=_at_least_one)
     max_read_bytes: int = field(default=2**18, validator=_at_least_one)

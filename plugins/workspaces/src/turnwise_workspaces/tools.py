@@ -1,11 +1,11 @@
-"""The tools `shell`, `read_file`, `write_file`, `edit_file` and `submit`, which share the workspace of an episode."""
+"""The tools `shell`, `python`, `read_file` and so on, which share the workspace of an episode."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from turnwise import Report, Resources, Task, ToolResult
 from turnwise.errors import ToolError
@@ -65,6 +65,23 @@ async def _shell(config: WorkspaceToolsConfig, workspace: OwnedWorkspace, argume
     metrics = {"workspace_commands": 1.0, "workspace_wall_s": result.wall_s}
     text, failed = describe_result(result, command), result.exit_code != 0
     return ToolResult(text=text, metrics=metrics, error=failed, report=_report(arguments["command"], text, result))
+
+
+async def _python(config: WorkspaceToolsConfig, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
+    code = arguments["code"]
+    command = Command(
+        argv=(config.python, "-"),
+        stdin=_encoded(code),
+        timeout_s=config.command_s,
+        max_output_bytes=config.max_output_bytes,
+    )
+    result = await workspace.exec(command)
+    metrics = {"workspace_programs": 1.0, "workspace_wall_s": result.wall_s}
+    # Not the exit code below a traceback: an agent may show the last line of a failed program's text alone.
+    shown = describe_result(
+        evolve(result, exit_code=0) if result.exit_code and result.stdout.strip() else result, command
+    )
+    return ToolResult(text=shown, metrics=metrics, error=result.exit_code != 0, report=_report(code, shown, result))
 
 
 async def _read_file(
@@ -146,6 +163,11 @@ _TOOLS: Final[Mapping[str, tuple[Run, str, Mapping[str, Any]]]] = {
         _shell,
         "Run a command in the workspace and read its output. Files and background processes stay for the next call.",
         {"command": {"type": "string", "description": "Text for the shell."}},
+    ),
+    "python": (
+        _python,
+        "Run a Python program in the workspace and read its output. Files stay for the next call, variables do not.",
+        {"code": {"type": "string", "description": "The program."}},
     ),
     "read_file": (_read_file, "Read a file of the workspace.", {"path": _PATH}),
     "write_file": (

@@ -148,8 +148,8 @@ def test_ends_have_their_owners(tmp_path, arguments, agent, status, owner, text)
 
 @pytest.mark.slow
 def test_a_lost_workspace_is_a_fault_of_the_infrastructure(tmp_path):
-    """The box is killed from outside while the program runs."""
-    write_inside(tmp_path, "hang")
+    """The box is killed from outside while the program runs, and the episode has no second try."""
+    write_inside(tmp_path, "hang", rollout={"episode_tries": 1})
     driver = start_rollout(tmp_path, "run.yaml", "--out", "out")
     label = f"/{driver.pid}/"
     log = (tmp_path / "log").read_text
@@ -220,3 +220,59 @@ def test_bad_options_are_one_line(tmp_path, agent, sections, text):
     code, log = roll_out(tmp_path)
 
     assert (code, text in " ".join(log.split()), "Traceback" in log) == (2, True, False), log
+
+
+LOSING = """
+from pathlib import Path
+
+from turnwise import hookimpl
+from turnwise.errors import InfrastructureError
+from turnwise_testing.probes.faulty_workspaces import PassingBackend, PassingWorkspace
+from turnwise_workspaces.bubblewrap import BubblewrapBackend
+from turnwise_workspaces.config import BubblewrapConfig
+
+LOG = Path(__file__).with_name("programs")
+
+
+class Losing(PassingBackend):
+    @property
+    def capabilities(self):
+        return self.inner.capabilities
+
+    async def start(self, spec):
+        return Lost(await self.inner.start(spec))
+
+
+class Lost(PassingWorkspace):
+    async def listen(self):
+        return await self.inner.listen()
+
+    async def run(self, command, on_output):
+        done = await self.inner.run(command, on_output)
+        with LOG.open("a") as log:
+            log.write("one\\n")
+        if len(LOG.read_text().split()) == 1:
+            raise InfrastructureError("its machine is gone")
+        return done
+
+
+@hookimpl
+def register_workspaces(registry):
+    registry.add("losing", lambda config, resources: Losing(BubblewrapBackend(BubblewrapConfig(), resources)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["local", pytest.param({"name": "ray", "num_workers": 2}, marks=pytest.mark.ray)])
+def test_a_program_whose_workspace_is_lost_works_again(runtime, tmp_path):
+    """From the start, in a new session: the calls and the score of the lost attempt are in no record."""
+    install_plugin(tmp_path, "losing_workspaces", LOSING)
+    agent = {"workspace": {"backend": "losing"}}
+    episode = run_one(tmp_path, "converse", agent=agent, plugins=None, runtime=runtime)
+
+    assert str(episode.status) == "completed", episode.fault
+    assert (tmp_path / "programs").read_text() == "one\none\n"
+    assert episode.metrics.extra["lost_attempts"] == 1.0
+    assert [score.value for score in episode.scores] == [0.5]
+    (record,) = episode.trajectories
+    assert (len(record.turns()), sum(record.response_mask)) == (2, 24)

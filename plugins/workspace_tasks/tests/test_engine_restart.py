@@ -42,7 +42,7 @@ def service(tmp_path):
 
 @pytest.mark.parametrize("place", ["agent", "grading"])
 def test_episodes_of_an_engine_that_is_started_again(place, service, tmp_path):
-    """One that it lost has no reward and the owner `infra`, and is right when it runs again; nothing is left."""
+    """One that lost its only try has no reward and the owner `infra`, and is right when it runs again."""
     tests = {"tests/test.sh": WAITING_TESTS} if place == "grading" else {}
     row = read_harbor_task(write_task(tmp_path / "task", tests)).row()
     backend = {"name": "containers", "command": list(service.command), "run_options": list(RUN_OPTIONS)}
@@ -51,7 +51,7 @@ def test_episodes_of_an_engine_that_is_started_again(place, service, tmp_path):
     deadlines = {"tool_call_s": 300.0, "episode_s": 600.0}
     write_run(tmp_path, turns, tool, [row], deadlines=deadlines, reward="workspace_tests")
 
-    command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "--out", "out"]
+    command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "rollout.episode_tries=1", "--out", "out"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment_of(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -17,7 +18,9 @@ import psutil
 from turnwise_workspaces.ownership import LABEL, read_owner
 
 IMAGE: Final = "localhost/turnwise-test:busybox"
-ENGINE: Final = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
+_PODMAN: Final = "podman --runtime runc --cgroup-manager cgroupfs"
+ENGINE: Final = tuple(shlex.split(os.environ.get("TURNWISE_TEST_ENGINE", _PODMAN)))
+"""Another one is for example `docker --host unix:///run/docker.sock`."""
 RUN_OPTIONS: Final = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 BUSYBOX: Final = Path("/bin/busybox")
 
@@ -25,15 +28,17 @@ BUSYBOX: Final = Path("/bin/busybox")
 @cache
 def why_no_containers() -> str:
     """Return why the tests cannot run containers here; empty if they can, and then the image is there."""
-    missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
+    missing = [name for name in (ENGINE[0], "runc") if shutil.which(name) is None]
     if missing or not BUSYBOX.is_file():
-        return "needs podman, runc and busybox-static"
+        return f"needs {ENGINE[0]}, runc and busybox-static"
     done = subprocess.run([*ENGINE, "import", "-", IMAGE], input=image_tar(), capture_output=True, check=False)
     if done.returncode != 0:
-        return done.stderr.decode(errors="replace").strip() or "podman cannot import an image"
+        return done.stderr.decode(errors="replace").strip() or "the engine cannot import an image"
     command = [*ENGINE, "run", "--rm", "--network", "none", *RUN_OPTIONS, IMAGE, "/bin/true"]
     done = subprocess.run(command, capture_output=True, check=False)
-    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or "podman runs no container"
+    return (
+        "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or "the engine runs no container"
+    )
 
 
 def image_tar() -> bytes:
@@ -56,7 +61,8 @@ def image_tar() -> bytes:
 
 def list_containers(*, gone: bool = True) -> list[str]:
     """Return the containers of workspaces here, of this process or processes that are gone, if these count."""
-    style = f'{{{{.Names}}}} {{{{index .Labels "{LABEL}"}}}}'
+    label = f'index .Labels "{LABEL}"' if "podman" in ENGINE[0] else f'.Label "{LABEL}"'
+    style = f"{{{{.Names}}}} {{{{{label}}}}}"
     command = [*ENGINE, "ps", "-a", "--filter", f"label={LABEL}", "--format", style]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return _without_others(map(str.split, lines), gone)

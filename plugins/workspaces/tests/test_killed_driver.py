@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 from boxes import list_boxes, why_no_boxes
 from images import ENGINE, IMAGE, RUN_OPTIONS, list_containers, list_snapshots, why_no_containers
 
-from turnwise_workspaces.ownership import Owner, read_owner, this_process
+from turnwise_workspaces.ownership import LABEL, Owner, read_owner, this_process
 
 DRIVER = Path(__file__).with_name("killed_driver.py")
 CONTAINERS = {"command": ENGINE, "run_options": RUN_OPTIONS}
@@ -104,6 +105,25 @@ def test_reap_removes_the_containers_of_a_killed_driver(disk, tmp_path):
         alive.wait()
         subprocess.run([*command, "reap", *options], capture_output=True, text=True, check=True)
     assert (list_containers(), list_snapshots()) == ([], [])
+
+
+@pytest.mark.slow
+def test_an_image_that_has_lost_its_name_is_found(tmp_path):
+    """Engines take the name alone of an image that a container still has, and a killed driver leaves it behind."""
+    if reason := why_no_containers():
+        pytest.skip(reason)
+    mine, name = this_process(), f"turnwise-test-{uuid.uuid4().hex}"
+    owner = Owner(mine.host, mine.boot, mine.pid, "1")
+    subprocess.run([*ENGINE, "create", "--name", name, IMAGE, "true"], capture_output=True, check=True)
+    commit = [*ENGINE, "commit", "--change", f"LABEL {LABEL}={owner}", name]
+    image = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip().removeprefix("sha256:")
+    subprocess.run([*ENGINE, "rm", "-f", name], capture_output=True, check=True)
+    options = ["--backend", "containers", "--options", json.dumps(CONTAINERS)]
+    command = [sys.executable, "-m", "turnwise.cli", "workspaces"]
+    removed = subprocess.run([*command, "reap", *options], capture_output=True, text=True, check=True)
+    assert f"containers: removed sha256:{image}" in removed.stdout
+    again = subprocess.run([*command, "find", *options], capture_output=True, text=True, check=True)
+    assert image not in again.stdout
 
 
 def test_an_owner_is_gone_when_another_process_has_its_id():

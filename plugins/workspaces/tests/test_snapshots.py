@@ -211,7 +211,9 @@ def test_a_snapshot_of_a_container_is_bounded(disk, limit):
         spec = WorkspaceSpec(image=IMAGE, limits=Limits(disk_mb=4))
         workspace = await containers(disk).start(spec)
         try:
-            await do(workspace, "truncate -s 1099511627776 big; (while :; do echo tick > fifo; done) & mkfifo fifo")
+            await do(
+                workspace, "truncate -s 1099511627776 big && mkfifo fifo && (while :; do echo tick > fifo; done) &"
+            )
             with pytest.raises(WorkspaceFileError, match=f"cannot be copied: more than {limit} MiB"):
                 await workspace.snapshot()
             assert await do(workspace, "read x < fifo; echo $x; rm big") == "tick\n"

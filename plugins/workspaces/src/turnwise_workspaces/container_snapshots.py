@@ -152,10 +152,15 @@ async def remove_images(command: Sequence[str], images: Sequence[str]) -> None:
 
 
 async def list_images(command: Sequence[str]) -> list[str]:
-    """Return the images that are snapshots, of all processes of this machine."""
-    form = "{{.Repository}}:{{.Tag}}"
-    listed = await ask_engine([*command, "images", "--filter", f"label={LABEL}", "--format", form])
-    return [line for line in listed.splitlines() if line.startswith(f"{_REPOSITORY}:")]
+    """
+    Return the images that are snapshots, of all processes of this machine.
+
+    One that has lost its name is there by its id: docker takes the name alone if a container still has the image.
+    """
+    form = "{{.Repository}}:{{.Tag}}\t{{.ID}}"
+    arguments = ("images", "--no-trunc", "--filter", f"label={LABEL}", "--format", form)
+    pairs = [line.split("\t") for line in (await ask_engine([*command, *arguments])).splitlines()]
+    return list(filter(is_image, (key if name.startswith("<none>:") else name for name, key in pairs)))
 
 
 async def find_left_images(command: Sequence[str]) -> list[Orphan]:
@@ -172,4 +177,4 @@ async def find_left_images(command: Sequence[str]) -> list[Orphan]:
 
 def is_image(name: str) -> bool:
     """Return whether something that was left is an image."""
-    return name.startswith(f"{_REPOSITORY}:")
+    return name.startswith((f"{_REPOSITORY}:", "sha256:"))

@@ -7,6 +7,7 @@ import contextlib
 import os
 import posixpath
 import re
+import shlex
 import signal
 import socket
 import tempfile
@@ -215,9 +216,11 @@ class ContainerWorkspace:
 
     def kill(self) -> None:
         self._is_closed = True
-        for what, names in ((("rm", "-f", "--volumes"), self._containers), (("rmi", "-f"), self._images[::-1])):
-            if names:
-                remove_later([*self.command, *what, *names])
+        removals = (("rm", "-f", "--volumes"), self._containers), (("rmi", "-f"), self._images[::-1])
+        # The containers first, because docker removes no image that a container has.
+        lines = [f"{shlex.join([*self.command, *what, *names])} || bad=1" for what, names in removals if names]
+        if lines:
+            remove_later(["/bin/sh", "-c", "\n".join([*lines, '[ -z "$bad" ]'])])
         self._close_archives()
 
     async def _save_archive(self) -> Kept:

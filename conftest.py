@@ -13,7 +13,6 @@ import uuid
 from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
-from importlib.metadata import Distribution
 from pathlib import Path
 from types import CodeType, FunctionType
 from zlib import crc32
@@ -46,40 +45,16 @@ if threading.current_thread() is threading.main_thread():
         if signal.getsignal(_signal) is signal.SIG_IGN:
             signal.signal(_signal, _handler)
 
-# At the end of each `asyncio.run`, Python 3.11 looks for a member of an enum that equals the handler of Ctrl-C, and the
-# error that there is none has the `repr` of the whole result: a twentieth of the time of the tests. 3.12 looks for
-# numbers alone.
-_as_member = signal._int_to_enum  # noqa: SLF001 - see above
-signal._int_to_enum = lambda value, members: _as_member(value, members) if isinstance(value, int) else value  # noqa: SLF001
+if sys.version_info < (3, 12):
+    # At the end of each `asyncio.run`, Python 3.11 looks for a member of an enum that equals the handler of Ctrl-C. The
+    # error that there is none has the `repr` of the whole result, which takes a twentieth of the time of the tests.
+    # Later versions look for numbers alone, as this does; there is no public way to say so.
+    _as_member = signal._int_to_enum  # noqa: SLF001 - see above
 
-_parsed: dict[tuple[str, str, int, int], object] = {}
+    def _number_as_member(value: object, members: type) -> object:
+        return _as_member(value, members) if isinstance(value, int) else value
 
-
-def parsed_once(name: str, file: str) -> property:
-    """
-    Return a property of installed distributions that parses its file again only if the file has changed.
-
-    Commands that tests call in this process load the plugins again and again, and then most of their time is that of
-    parsing the files of all packages.
-    """
-    parse = vars(Distribution)[name].fget
-
-    def get(distribution: Distribution) -> object:
-        try:
-            path = os.path.join(getattr(distribution, "_path"), file)  # noqa: B009 - not public
-            found = os.stat(path)
-        except (AttributeError, OSError, TypeError):  # another kind of distribution, or another file
-            return parse(distribution)
-        key = name, path, found.st_mtime_ns, found.st_size
-        if key not in _parsed:
-            _parsed[key] = parse(distribution)
-        return _parsed[key]
-
-    return property(get)
-
-
-Distribution.entry_points = parsed_once("entry_points", "entry_points.txt")  # type: ignore[assignment]
-Distribution.metadata = parsed_once("metadata", "METADATA")  # type: ignore[assignment]
+    signal._int_to_enum = _number_as_member  # noqa: SLF001 - see above
 
 # No deadlines: how long an example takes depends on the machine. `make test` uses "fast" and `make quick` "quick". Both
 # run no more examples of a property that sets max_examples itself: properties take a fifth of the time of `make test`.

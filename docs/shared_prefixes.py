@@ -58,7 +58,7 @@ def _draw_tree(nodes: Sequence[tuple[str, int, int]]) -> Iterator[str]:
 
 
 def _draw_mask(names: Sequence[str], ends: Sequence[int]) -> Iterator[str]:
-    yield f'<text x="{LEFT}" y="24" font-weight="bold">one line: each row is a token and what it sees</text>'
+    yield f'<text x="{LEFT}" y="24" font-weight="bold">one line: the cells of a row are the tokens it sees</text>'
     for place, name in enumerate(names):
         near, far = LEFT + CELL * place, TOP + CELL * place
         yield f'<text x="{near + 6}" y="{TOP - 8}" fill="{COLORS[name]}">{name}</text>'

@@ -51,7 +51,7 @@ class LazyPrograms(Mapping):
 
 @define
 class Statuses(Observer):
-    """Keeps the status of every finished episode, and the reasons of those that run again."""
+    """Keeps the status of each finished episode, and why each other one runs again."""
 
     found: list[Status] = field(factory=list)
     retried: list[str] = field(factory=list)

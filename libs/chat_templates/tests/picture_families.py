@@ -13,6 +13,7 @@ from attrs import frozen
 from turnwise_testing.inputs.tokenizers import SPECIAL_TOKENS, byte_tokenizer
 from turnwise_testing.inputs.vision import (
     IDEFICS_TOKENS,
+    INTERN_VL,
     QWEN_2_5_VL,
     save_gemma,
     save_idefics,
@@ -21,17 +22,8 @@ from turnwise_testing.inputs.vision import (
     save_with_tokens,
 )
 
-_CHAT = """\
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if message.content is string %}{{- message.content }}
-    {%- else %}
-        {%- for part in message.content %}{{- 'IMAGE' if part.type == 'image' else part.text }}{%- endfor %}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
+_CHAT = INTERN_VL.replace("<IMG_CONTEXT>\\n", "IMAGE")
+"""ChatML, with the family's token in place of `IMAGE`."""
 _SQUARE = {"height": 16, "width": 16}
 _FULL = {"vision_feature_select_strategy": "full"}
 _CLIP = {"patch_size": 8, "num_additional_image_tokens": 0} | _FULL
@@ -42,10 +34,10 @@ _FRAME = {"boi_token": "<image_start>", "eoi_token": "<image_end>"}
 
 def save_family(
     folder: Path,
-    processor: str,
-    images: str,
+    name: str,
     token: str,
     *,
+    images: str = "",
     marks: tuple[str, ...] = (),
     named: Mapping[str, str] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -56,9 +48,9 @@ def save_family(
 
     Args:
         folder: to write to.
-        processor: class of the processor.
-        images: class of the image processor.
+        name: the processor's class without the end `Processor`.
         token: which the template writes for a picture.
+        images: class of the image processor; without one, it has the name of the processor.
         marks: further special tokens.
         named: special tokens that the processor asks the tokenizer for, by name.
         options: of the processor.
@@ -67,11 +59,14 @@ def save_family(
     special = dict.fromkeys((*SPECIAL_TOKENS, token, *marks, *(named or {}).values()))
     save_with_tokens(folder, byte_tokenizer(_CHAT.replace("IMAGE", token), tuple(special)), named or {})
     files = {
-        "preprocessor_config.json": {"image_processor_type": images, **(image_options or {})},
-        "processor_config.json": {"processor_class": processor, **(options or {})},
+        "preprocessor_config.json": {
+            "image_processor_type": images or f"{name}ImageProcessor",
+            **(image_options or {}),
+        },
+        "processor_config.json": {"processor_class": f"{name}Processor", **(options or {})},
     }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    for file, content in files.items():
+        (folder / file).write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 
@@ -106,8 +101,7 @@ FAMILIES = {
     "smolvlm": Family(
         partial(
             save_family,
-            processor="SmolVLMProcessor",
-            images="SmolVLMImageProcessor",
+            name="SmolVLM",
             token="<image>",
             marks=IDEFICS_TOKENS,
             options={"image_seq_len": 3},
@@ -120,8 +114,7 @@ FAMILIES = {
     "llama4": Family(
         partial(
             save_family,
-            processor="Llama4Processor",
-            images="Llama4ImageProcessor",
+            name="Llama4",
             token="<|image|>",
             marks=_LLAMA_MARKS,
             options={"patch_size": 4},
@@ -134,8 +127,7 @@ FAMILIES = {
     "pixtral": Family(
         partial(
             save_family,
-            processor="PixtralProcessor",
-            images="PixtralImageProcessor",
+            name="Pixtral",
             token="[IMG]",
             marks=_PIXTRAL_MARKS,
             options={"patch_size": 8, "spatial_merge_size": 2},
@@ -148,7 +140,7 @@ FAMILIES = {
     "llava": Family(
         partial(
             save_family,
-            processor="LlavaProcessor",
+            name="Llava",
             images="CLIPImageProcessor",
             token="<image>",
             options=_CLIP,
@@ -159,8 +151,7 @@ FAMILIES = {
     "llava-next": Family(
         partial(
             save_family,
-            processor="LlavaNextProcessor",
-            images="LlavaNextImageProcessor",
+            name="LlavaNext",
             token="<image>",
             options=_CLIP,
             image_options={"size": {"shortest_edge": 16}, "crop_size": _SQUARE} | _CUTS,
@@ -170,8 +161,7 @@ FAMILIES = {
     "glm4v": Family(
         partial(
             save_family,
-            processor="Glm4vProcessor",
-            images="Glm4vImageProcessor",
+            name="Glm4v",
             token="<|image|>",
             marks=("<|begin_of_video|>", "<|end_of_video|>"),
             image_options={"size": {"shortest_edge": 1024, "longest_edge": 20_000}, "patch_size": 4},
@@ -181,7 +171,7 @@ FAMILIES = {
     "aya": Family(
         partial(
             save_family,
-            processor="AyaVisionProcessor",
+            name="AyaVision",
             images="GotOcr2ImageProcessor",
             token="<image>",
             marks=_AYA_MARKS,
@@ -198,8 +188,7 @@ REFUSED_FAMILIES = {
     "llava-onevision": (
         partial(
             save_family,
-            processor="LlavaOnevisionProcessor",
-            images="LlavaOnevisionImageProcessor",
+            name="LlavaOnevision",
             token="<image>",
             options={"num_image_tokens": 4} | _FULL,
             image_options={"size": _SQUARE} | _CUTS,
@@ -209,7 +198,7 @@ REFUSED_FAMILIES = {
     "paligemma": (
         partial(
             save_family,
-            processor="PaliGemmaProcessor",
+            name="PaliGemma",
             images="SiglipImageProcessor",
             token="<image>",
             named={"image_token": "<image>", "bos_token": "<bos>"},
@@ -220,7 +209,7 @@ REFUSED_FAMILIES = {
     "gemma3n": (
         partial(
             save_family,
-            processor="Gemma3nProcessor",
+            name="Gemma3n",
             images="SiglipImageProcessor",
             token="<image>",
             named={"image_token": "<image>"} | _SOUND | _FRAME,
@@ -232,8 +221,7 @@ REFUSED_FAMILIES = {
     "idefics2": (
         partial(
             save_family,
-            processor="Idefics2Processor",
-            images="Idefics2ImageProcessor",
+            name="Idefics2",
             token="<image>",
             marks=("<fake_token_around_image>", "<end_of_utterance>"),
         ),
@@ -242,8 +230,7 @@ REFUSED_FAMILIES = {
     "mllama": (
         partial(
             save_family,
-            processor="MllamaProcessor",
-            images="MllamaImageProcessor",
+            name="Mllama",
             token="<|image|>",
             image_options={"size": _SQUARE},
         ),

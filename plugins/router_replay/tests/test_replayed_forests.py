@@ -108,5 +108,5 @@ def test_a_forest_with_routes_equals_its_rows(policy, in_float64, shape, draw_ro
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
     assert expected[1].abs().max() > 1e-6
-    prompts = sum(kind in {"sample", "paths"} for kind in kinds[1:])  # the first record has a prompt of its own
+    prompts = sum(kind in {"sample", "paths"} for kind in kinds[1:])  # the first record shares none
     assert rows.num_tokens - forest.input_ids.numel() >= max(prompts - 1, 0)

@@ -69,7 +69,7 @@ ATTACKS = {
     "more names than a command takes": f"""
         (cd /tests; seq 1 30000 | sed 's/^/{"a" * 100}/' | xargs touch)
     """,
-    "a background process in namespaces of its own": """
+    "a background process in a new namespace": """
         touch begun
         (for options in -Urpf -pf -Up -n; do
           unshare $options sh -c 'while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done'

@@ -1,4 +1,4 @@
-"""All processes of a container end at once, also those that hide, though its first process always starts another."""
+"""All processes of a container end at once, hidden ones too, though its first process always starts another."""
 
 from __future__ import annotations
 

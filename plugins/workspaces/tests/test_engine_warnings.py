@@ -1,4 +1,4 @@
-"""What the engine warns of when it starts a container, such as limits that it ignores, is in the log."""
+"""The log has the warnings of an engine that starts a container, such as a limit that it ignores."""
 
 import asyncio
 import uuid
@@ -25,7 +25,7 @@ def test_a_warning_is_logged_once():
 
 
 def test_without_a_warning_the_log_is_empty():
-    """Other commands, such as a removal, print their errors to nobody."""
+    """Nothing is logged, and the errors of other commands, such as a removal, are dropped."""
     assert ask("echo id", log_warnings=True) == ("id\n", [])
     assert ask("echo gone >&2; echo id") == ("id\n", [])
 

@@ -158,7 +158,7 @@ def _copy(recipe: Recipe, step: str, context: Mapping[str, bytes]) -> None:
         if path in context:
             recipe.files[posixpath.join(base, posixpath.basename(path)) if is_folder else base] = context[path]
             continue
-        if IGNORED in context:  # only a builder knows what it leaves out
+        if IGNORED in context:  # a builder leaves some files out, by rules that are not read here
             recipe.run = recipe.run or step
             return
         inside = "" if path == "." else f"{path}/"

@@ -112,7 +112,7 @@ def _read_ctrf(found: Any) -> Results:
 
 def _read_summary(data: bytes) -> Results:
     text = _COLOURS.sub("", data.decode(errors="replace")).replace("\r\n", "\n")
-    # What a test's program prints comes before the summary and could look like it, so only a failure counts from there.
+    # A program under test prints before the summary, and can imitate it, so only failures count there.
     *_, last = _HEADER.split(text)
     before = text[: len(text) - len(last)]
     failed = [*_NOT_PASSED.findall(last), *(name for name in _NOT_PASSED.findall(before) if _OF_PYTEST.search(name))]
@@ -129,7 +129,7 @@ def _read_junit(data: bytes) -> Results:
     found = []
     for case in ElementTree.fromstring(data).iter("testcase"):
         inside = {child.tag for child in case}
-        # A test that was skipped may fail afterwards, when what it used is taken down.
+        # A skipped test may still fail in the teardown of its fixtures.
         if "skipped" not in inside or inside & _FAILED:
             names = [case.get("classname", ""), case.get("name", "")]
             found.append((".".join(filter(None, names)), not inside & _FAILED))

@@ -1,7 +1,8 @@
 """
 Pictures that a client names by the URL of another server. Only servers that the run lists are asked.
 
-A redirect could lead to any other server, so none is followed, and no header of the client is passed on.
+A redirect could lead to any other server, so none is followed, and no header of the client is passed on. Requests are
+read in threads, so this uses the standard library and not aiohttp, which needs the event loop.
 """
 
 from __future__ import annotations

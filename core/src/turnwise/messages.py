@@ -17,7 +17,7 @@ from turnwise.types import Message, ToolCall, ToolResult
 UNNAMED_CALL: Final = "malformed_call"
 """Name of a call whose name cannot be read: clients and templates refuse an empty one, and no tool has this one."""
 record_metric: Final[ContextVar[Callable[[str, float], None]]] = ContextVar("record_metric")
-"""Adds to a metric of the episode that the running task belongs to, for chats, which know no episode."""
+"""Adds to a metric of the episode that the running task belongs to, for chats and tools, which know no episode."""
 MAX_TOOL_NAME: Final = 64
 """Characters of a tool's name in error texts; a model may write megabytes there."""
 LONG_CHARS: Final = 1 << 14

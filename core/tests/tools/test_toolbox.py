@@ -390,3 +390,31 @@ def test_a_described_tool_is_the_tool():
     described = DescribedTool(probe, schema_of({"type": "object"}, "other"))
     assert call_once(described).text == "ok"
     assert probe.log == ["create", ("execute", "session 1", {}), "release"]
+
+
+@define(eq=False)
+class Keeping(Probe):
+    """A tool that keeps something between episodes."""
+
+    close_error: BaseException | None = None
+    close_s: float = 0.0
+
+    async def close_kept(self) -> None:
+        """Note it, and end as the test says."""
+        self.log.append("close_kept")
+        await asyncio.sleep(self.close_s)
+        if self.close_error is not None:
+            raise self.close_error
+
+
+@pytest.mark.parametrize(
+    "fault", [{}, {"close_error": OSError("gone")}, {"close_error": SystemExit()}, {"close_s": 9.0}]
+)
+def test_each_tool_closes_what_it_keeps(fault):
+    """A tool that fails or hangs stops no other, and a tool under another schema is asked, too."""
+    first, second = Keeping("first", **fault), Keeping("second")
+    described = DescribedTool(second, schema_of({"type": "object"}, "other"))
+
+    asyncio.run(ToolBox([first, Probe("plain"), described], release_s=0.01).close_kept())
+
+    assert (first.log, second.log) == (["close_kept"], ["close_kept"])

@@ -39,6 +39,7 @@ from turnwise.protocols.service import ServiceAgent as ServiceAgent
 from turnwise.protocols.service import ServiceClient as ServiceClient
 from turnwise.protocols.tool import FormattedParser as FormattedParser
 from turnwise.protocols.tool import Interaction as Interaction
+from turnwise.protocols.tool import KeepingTool as KeepingTool
 from turnwise.protocols.tool import ReasoningFormat as ReasoningFormat
 from turnwise.protocols.tool import ReasoningParser as ReasoningParser
 from turnwise.protocols.tool import StreamingParser as StreamingParser

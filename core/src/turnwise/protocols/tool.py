@@ -126,6 +126,18 @@ class Tool(Protocol):
 
 
 @runtime_checkable
+class KeepingTool(Protocol):
+    """A tool that keeps something between episodes, such as machines that have started ahead."""
+
+    async def close_kept(self) -> None:
+        """
+        Close what the tool keeps for later episodes. Idempotent; the tool may be used again.
+
+        A worker calls it when it stops, on the event loop of its episodes, if one of them could use the tool.
+        """
+
+
+@runtime_checkable
 class Interaction(Protocol):
     """A user simulator: it answers turns of the model that call no tool."""
 

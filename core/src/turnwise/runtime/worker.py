@@ -27,6 +27,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed, Numbered
 from turnwise.runtime.service import DriverServices
+from turnwise.tools.toolbox import ToolBox
 from turnwise.types import Fault, Status
 
 Deliver = Callable[[int, EpisodeResult], None]
@@ -36,14 +37,18 @@ Connect = Callable[[str], ServiceClient]
 
 @define(eq=False)
 class AgentServers:
-    """The open servers of the agents of an event loop, and their addresses by name."""
+    """What is open on an event loop between episodes: the servers of agents, and what tools keep."""
 
     addresses: dict[str, str] = field(factory=dict)
     _agents: list[ServingAgent] = field(factory=list)
+    _tools: dict[ToolBox, None] = field(factory=dict)
     _opening: asyncio.Lock = field(factory=asyncio.Lock)
 
-    async def open(self, name: str, agent: object, connect: Connect) -> None:
+    async def open(self, name: str, program: EpisodeProgram, connect: Connect) -> None:
         """Open the servers of the agent of this name, unless they are open; first connect it to its service."""
+        if program.tools is not None:
+            self._tools[program.tools] = None
+        agent = program.agent
         # Every episode asks, and `isinstance` alone would take as long as a tenth of a turn.
         if not hasattr(agent, "open") or not isinstance(agent, ServingAgent):
             return
@@ -55,9 +60,14 @@ class AgentServers:
                 self.addresses.update({**await agent.open(), **self.addresses})
 
     async def close(self) -> None:
+        """Close the servers and what the tools keep."""
         self.addresses.clear()
-        while self._agents:
-            await self._agents.pop().close()
+        try:
+            while self._agents:
+                await self._agents.pop().close()
+        finally:
+            while self._tools:
+                await self._tools.popitem()[0].close_kept()
 
 
 @frozen(kw_only=True)
@@ -92,7 +102,7 @@ class WorkerComponents:
         """Open the servers of the default agent, unless they are open; return the addresses of all servers."""
         name = self.default_agent
         if name is not None and name in self.programs:
-            await self.servers.open(name, self.programs[name].agent, self.connect)
+            await self.servers.open(name, self.programs[name], self.connect)
         return dict(self.servers.addresses)
 
     def scored_by(self, reward: Reward) -> WorkerComponents:
@@ -210,7 +220,7 @@ class Worker:
         # The driver has built the agent, but this machine may lack a package or a file.
         with boundary("agent", self.name):
             program = self.parts.programs[spec.agent_name]
-            await self.parts.servers.open(spec.agent_name, program.agent, self.parts.connect)
+            await self.parts.servers.open(spec.agent_name, program, self.parts.connect)
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
         episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, context)

@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from turnwise.errors import EngineError, InfrastructureError, ToolError, boundary, is_cancelled
 from turnwise.messages import MAX_TOOL_NAME, unknown_tool
-from turnwise.protocols import Interaction, Tool
+from turnwise.protocols import Interaction, KeepingTool, Tool
 from turnwise.report import Report
 from turnwise.tools.schema import CompiledSchema
 from turnwise.types import JsonDict, JsonObject, Task, ToolCall, ToolResult, copy_json
@@ -27,6 +27,8 @@ SUSPENDING: Final = ("suspend", "restore")
 """The methods of `Suspendable`."""
 SESSION_KEY: Final = "session_key"
 """Optional attribute of a tool: tools with an equal key share one session in an episode, as tools of one server do."""
+CLOSING: Final = "close_kept"
+"""Optional method of a tool: see `turnwise.protocols.KeepingTool`."""
 
 
 class Suspendable(Protocol):
@@ -43,6 +45,11 @@ def can_suspend(owner: object) -> TypeGuard[Suspendable]:
     """Return whether sessions of a tool or a simulated user can be suspended and restored."""
     # Not by isinstance, which from Python 3.12 on looks past `__getattr__`, and so past wrapped tools.
     return all(hasattr(owner, name) for name in SUSPENDING)
+
+
+def can_close_kept(tool: object) -> TypeGuard[KeepingTool]:
+    """Return whether a tool keeps something between episodes."""
+    return hasattr(tool, CLOSING)  # not by isinstance, as above
 
 
 async def create_session(owner: Tool | Interaction, task: Task, notes: object) -> object:

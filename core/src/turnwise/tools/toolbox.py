@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
+import structlog
 from attrs import field, frozen
 
-from turnwise.errors import ConfigError
-from turnwise.protocols import Tool
+from turnwise.errors import ConfigError, is_cancelled
+from turnwise.protocols import KeepingTool, Tool
 from turnwise.tools.schema import CompiledSchema, compile_schema
-from turnwise.tools.session import SESSION_KEY, SUSPENDING, ToolSession
+from turnwise.tools.session import CLOSING, SESSION_KEY, SUSPENDING, ToolSession, can_close_kept
 from turnwise.types import JsonObject, Task, ToolResult, ToolSchema
 
 
@@ -63,6 +65,21 @@ class ToolBox:
         """Return what `session` opens; the caller releases it."""
         return ToolSession(task, self.tools, self._compiled, self.release_s, notes)
 
+    async def close_kept(self) -> None:
+        """Close what the tools keep between episodes; a failure is logged and stops no other."""
+        for name, tool in self.tools.items():
+            if can_close_kept(tool):
+                await self._close_kept(name, tool)
+
+    async def _close_kept(self, name: str, tool: KeepingTool) -> None:
+        try:
+            async with asyncio.timeout(self.release_s):
+                await tool.close_kept()
+        except BaseException as error:  # as for a release, a tool may raise anything
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
+            structlog.get_logger().warning("tool did not close what it keeps", tool=name, error=repr(error))
+
 
 @frozen(eq=False)
 class DescribedTool:
@@ -81,7 +98,7 @@ class DescribedTool:
         return await self.tool.release(session)
 
     def __getattr__(self, name: str) -> object:
-        """Return the `suspend`, `restore` and `session_key` of a tool that has them."""
-        if name in (*SUSPENDING, SESSION_KEY):
+        """Return the `suspend`, `restore`, `session_key` and `close_kept` of a tool that has them."""
+        if name in (*SUSPENDING, SESSION_KEY, CLOSING):
             return getattr(self.tool, name)
         raise AttributeError(name)

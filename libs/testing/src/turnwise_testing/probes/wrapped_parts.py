@@ -18,6 +18,7 @@ from turnwise.protocols import (
     GroupCall,
     GroupReward,
     Interaction,
+    KeepingTool,
     Postprocessor,
     PromptingAgent,
     ReasoningFormat,
@@ -136,6 +137,8 @@ class _Suspends:
 class _SuspendableTool(AddTool, _Suspends):
     session_key: ClassVar[str] = "probe"
 
+    async def close_kept(self) -> None: ...
+
 
 class _SuspendableUser(_User, _Suspends):
     pass
@@ -174,6 +177,7 @@ _AGENT: Final = (
     ("open", "close", "first_prompt", "resumable", "make_service", "connect"),
 )
 _SUSPENDING: Final = ("suspend", "restore")
+_TOOL: Final = ((Tool, KeepingTool), (*_SUSPENDING, "session_key", "close_kept"))
 _PARSER: Final = ((ToolParser, ReasoningFormat, FormattedParser), ("reasoning_parser", "tool_format"))
 
 
@@ -192,7 +196,7 @@ PARTS: Final[tuple[PartExample, ...]] = (
     _example("rewards", Length, ((Reward,), ())),
     _example("tool_parsers", lambda: ProbeParser(probe_chat()), _PARSER),
     _example("tool_parsers", lambda: _FormattedParser(probe_chat()), _PARSER),
-    _example("tools", AddTool, ((Tool,), (*_SUSPENDING, "session_key"))),
-    _example("tools", _SuspendableTool, ((Tool,), (*_SUSPENDING, "session_key"))),
+    _example("tools", AddTool, _TOOL),
+    _example("tools", _SuspendableTool, _TOOL),
 )
 """Every kind of part that hooks wrap."""

@@ -48,7 +48,7 @@ PLUGIN_TUTORIAL = ROOT / "docs/tutorial/first-agent-plugin.md"
 SCRIPT_MODULES = {"turnwise", "turnwise.errors"}
 """The modules of turnwise that the pages import; the test kit and the packages of examples are distributions."""
 
-PLUGIN_MODULES = {"turnwise.protocols", "turnwise.types", "turnwise.weights"}
+PLUGIN_MODULES = {"turnwise.protocols", "turnwise.showing", "turnwise.types", "turnwise.weights"}
 """The modules that the files of a plugin import besides, as those of `turnwise new` do."""
 
 

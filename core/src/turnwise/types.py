@@ -6,7 +6,7 @@ Nothing here imports a tensor library: only these types and `turnwise.Trajectory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +244,10 @@ class ToolCall:
     id: str | None = None
 
 
+def _as_places(places: Iterable[int]) -> tuple[int, ...]:
+    return tuple(places)
+
+
 @frozen(kw_only=True)
 class ToolResult:
     """
@@ -254,7 +258,10 @@ class ToolResult:
         reward: of the call, if the tool gives rewards.
         metrics: numbers for the logs, such as counts and seconds: the sum over an episode's calls is logged.
         error: the call failed, and `text` gives the reason; the model may try again.
-        pictures: that the model sees behind the text; an episode fails where the agent or the chat takes none.
+        pictures: that the model sees; an episode fails where the agent or the chat takes none.
+        picture_places: number of characters of `text` in front of each picture, ascending; pictures without a place,
+            and those with a place behind the end of the text, are behind the text. `turnwise.showing` has functions
+            that make, read, change and cut such results.
         report: for people who look at the episode; the model does not read it.
         ends_episode: the agent ends the episode, completed, when all calls of the turn have their results. The model
             reads none of them.
@@ -265,6 +272,7 @@ class ToolResult:
     metrics: Mapping[str, float] = field(factory=dict)
     error: bool = False
     pictures: tuple[Picture, ...] = ()
+    picture_places: tuple[int, ...] = field(default=(), converter=_as_places)
     report: Report | None = None
     ends_episode: bool = False
 

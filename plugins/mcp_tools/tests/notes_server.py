@@ -13,7 +13,7 @@ from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import BlobResourceContents, EmbeddedResource
+from mcp.types import BlobResourceContents, EmbeddedResource, ImageContent, TextContent, TextResourceContents
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 
@@ -67,6 +67,25 @@ def picture_file() -> list[EmbeddedResource]:
         for kind, data in files.items()
     ]
     return [EmbeddedResource(type="resource", resource=blob) for blob in blobs]
+
+
+@server.tool()
+def show(blocks: list[str]) -> list[TextContent | ImageContent | EmbeddedResource]:
+    """Returns blocks: `image`, `file` and `page`, each with a name behind a colon, and texts."""
+    return [_block(*block.partition(":")) for block in blocks]
+
+
+def _block(kind: str, colon: str, name: str) -> TextContent | ImageContent | EmbeddedResource:
+    image = base64.b64encode(PIXEL + name.encode()).decode()
+    if kind == "image" and colon:
+        return ImageContent(type="image", data=image, mime_type="image/png")
+    if kind == "file" and colon:
+        blob = BlobResourceContents(uri=f"notes://{name}", mime_type="image/png", blob=image)
+        return EmbeddedResource(type="resource", resource=blob)
+    if kind == "page" and colon:
+        page = TextResourceContents(uri=f"notes://{name}", mime_type="text/plain", text=name)
+        return EmbeddedResource(type="resource", resource=page)
+    return TextContent(type="text", text=kind + colon + name)
 
 
 @server.tool()

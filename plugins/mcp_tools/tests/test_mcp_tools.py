@@ -12,12 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from turnwise import Resources, Task, Tool, ToolCall, ToolResult
 from turnwise.errors import ConfigError, InfrastructureError
+from turnwise.media import Picture
+from turnwise.showing import split_parts
 from turnwise.tools.toolbox import ToolBox
 from turnwise_mcp_tools import make_tools
 from turnwise_mcp_tools.config import McpConfig, ServerConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from notes_server import PIXEL
 
 pytestmark = pytest.mark.usefixtures("starts_a_process")
 
@@ -67,7 +75,7 @@ def test_the_model_gets_the_tools_of_the_server(tools: tuple[Tool, ...]) -> None
     schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in tools}
 
     assert list(schemas) == [
-        *("add_note", "describe", "fail", "refuse", "draw", "photograph", "picture_file", "die", "wait"),
+        *("add_note", "describe", "fail", "refuse", "draw", "photograph", "picture_file", "show", "die", "wait"),
         *("notes_list_resources", "notes_read_resource", "notes_get_prompt"),
     ]
     assert schemas["add_note"]["description"] == "Keeps a note."
@@ -132,12 +140,42 @@ def test_images_are_pictures_where_the_config_says_so() -> None:
     shown, broken, plain = run_episode(
         tools_of(pictures=True), ("photograph", {}), ("draw", {}), ("add_note", {"text": "x"})
     )
-    assert shown.text == "before\nafter"
-    (picture,) = shown.pictures
+    before, picture, after = split_parts(shown)
+    assert (before, after) == ("before", "after")
+    assert isinstance(picture, Picture)
     assert (picture.media_type, picture.data[:4]) == ("image/png", b"\x89PNG")
     assert broken.error
     assert "an image that cannot be used" in broken.text
     assert plain.pictures == ()
+
+
+BLOCKS = st.one_of(
+    st.tuples(st.sampled_from(["image:", "file:", "page:"]), st.sampled_from("abc")).map("".join),
+    st.text("xy\n é", max_size=4),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None)
+@given(st.lists(st.lists(BLOCKS, max_size=8), min_size=20, max_size=60))
+def test_the_order_of_the_server(listed: list[list[str]]) -> None:
+    """Texts, images and resources come in the server's order, whatever it returns."""
+    results = run_episode(tools_of(pictures=True, call_s=20.0), *(("show", {"blocks": each}) for each in listed))
+    for blocks, result in zip(listed, results, strict=True):
+        if not any(block.startswith(("image:", "file:")) for block in blocks):
+            assert not result.pictures
+            continue
+        expected: list[str | bytes] = []
+        for block in blocks:
+            kind, _colon, name = block.partition(":")
+            if kind in ("image", "file"):
+                expected.append(PIXEL + name.encode())
+                continue
+            text = name if kind == "page" else block
+            joins = expected and isinstance(expected[-1], str)
+            expected[-1 if joins else len(expected) :] = [f"{expected[-1]}\n{text}" if joins else text]
+        shown = [part if isinstance(part, str) else part.data for part in split_parts(result)]
+        assert shown == [part for part in expected if part]
 
 
 def test_images_in_resources_are_pictures_too() -> None:
@@ -306,7 +344,7 @@ def test_names_that_two_servers_have_get_a_prefix() -> None:
     tools = tools_of(servers=two, include=("a.*", "b.add_note"))
     names = [tool.schema["function"]["name"] for tool in tools]
 
-    shared = ["describe", "fail", "refuse", "draw", "photograph", "picture_file", "die", "wait"]
+    shared = ["describe", "fail", "refuse", "draw", "photograph", "picture_file", "show", "die", "wait"]
     assert names == ["a_add_note", *shared, "b_add_note"]
     assert [each.text for each in run_episode(tools, ("a_add_note", {"text": "x"}), ("b_add_note", {"text": "x"}))] == [
         "1 notes",
@@ -319,7 +357,7 @@ def test_names_that_two_servers_have_get_a_prefix() -> None:
 @pytest.mark.slow
 def test_patterns_choose_tools() -> None:
     """A pattern that fits nothing is refused."""
-    tools = tools_of(include=("notes.*",), exclude=("notes.[dfprw]*",))
+    tools = tools_of(include=("notes.*",), exclude=("notes.[dfprsw]*",))
 
     assert [tool.schema["function"]["name"] for tool in tools] == ["add_note"]
     with pytest.raises(ConfigError, match=r"'notes\.ad' fits no tool of notes\.add_note"):

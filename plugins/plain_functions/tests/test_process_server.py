@@ -9,9 +9,14 @@ from enum import Enum
 import pytest
 
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
+from turnwise.media import find_picture
+from turnwise.report import Report
 from turnwise.types import ToolResult
-from turnwise_plain_functions.process import check_importable
+from turnwise_plain_functions.process import _result, check_importable
 from turnwise_plain_functions.process_server import answer
+from turnwise_plain_functions.results import as_result
+
+PIXEL = find_picture(b"\x89PNG\r\n\x1a\n", "image/png")
 
 
 class Unit(Enum):
@@ -35,6 +40,16 @@ async def fetch() -> ToolResult:
     return ToolResult(text="page", reward=0.5, metrics={"pages": 1.0})
 
 
+def photograph() -> list:
+    """Return texts and a picture."""
+    return ["before", PIXEL, "after"]
+
+
+def report() -> ToolResult:
+    """Return a report for people."""
+    return ToolResult(text="", report=Report(title="ran", facts={"code": 0}))
+
+
 def refuse(how: str) -> str:
     """Raise."""
     kinds = {"tool": ToolError, "infra": InfrastructureError, "exit": SystemExit, "value": ValueError}
@@ -53,6 +68,7 @@ def this_module(monkeypatch):
 
 class _Module:
     add, spell, fetch, refuse = map(staticmethod, (add, spell, fetch, refuse))
+    photograph, report = map(staticmethod, (photograph, report))
 
 
 def test_results():
@@ -62,6 +78,13 @@ def test_results():
     assert "AttributeError" == ask("spell", unit="m", convert=False)["raised"]
     found = ask("fetch")
     assert ("page", 0.5, {"pages": 1.0}, False) == tuple(found[key] for key in ("text", "reward", "metrics", "error"))
+
+
+@pytest.mark.parametrize("name", ["photograph", "report"])
+def test_results_cross_the_border(name):
+    """Pictures and reports are on the other side what the function returned."""
+    crossed = _result(json.loads(json.dumps(ask(name))))
+    assert as_result(globals()[name]()) == crossed
 
 
 @pytest.mark.parametrize(

@@ -234,13 +234,17 @@ class TestLimits:
         )
 
 
+def shorten(text, max_chars, side):
+    return truncate(ToolResult(text=text), max_chars, side).text
+
+
 class TestTruncation:
     """Truncation of tool responses."""
 
     @given(st.text(max_size=80), st.integers(1, 90), st.sampled_from(["left", "right", "middle"]))
     def test_a_response_never_exceeds_its_limit(self, text, max_chars, kept):
         """A short response is unchanged; a long one consists of its head, the mark and its tail."""
-        cut = truncate(text, max_chars, kept)
+        cut = shorten(text, max_chars, kept)
         assert len(cut) == min(len(text), max_chars)
         if len(text) <= max_chars:
             assert cut == text
@@ -251,10 +255,10 @@ class TestTruncation:
     def test_sides_match_verl(self):
         """`left` removes the beginning, `right` the end, `middle` all but both ends."""
         text = "0123456789" * 10
-        assert truncate(text, 25, "right") == "01234567...(truncated)..."
-        assert truncate(text, 25, "left") == "...(truncated)...23456789"
-        assert truncate(text, 25, "middle") == "0123...(truncated)...6789"
-        assert truncate(text, 3, "left") == "789"
+        assert shorten(text, 25, "right") == "01234567...(truncated)..."
+        assert shorten(text, 25, "left") == "...(truncated)...23456789"
+        assert shorten(text, 25, "middle") == "0123...(truncated)...6789"
+        assert shorten(text, 3, "left") == "789"
 
     def test_the_model_reads_the_truncated_response(self):
         """Errors are truncated too."""

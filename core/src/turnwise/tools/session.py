@@ -167,7 +167,7 @@ class ToolSession:
         if not isinstance(result, ToolResult):
             raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
         _check_result(result)
-        text = _encodable(result.text)
+        text = _encodable(result.text)  # as long as before, so pictures keep their places
         return result if text is result.text else evolve(result, text=text)
 
     def _opener(self, name: str) -> str:

@@ -194,6 +194,8 @@ def _call_to_row(call: RecordedCall, media: MediaFolder) -> JsonDict:
     row = asdict(evolve(call, result=evolve(call.result, pictures=())))
     if row["result"].pop("pictures", ()) or call.result.pictures:
         row["result"]["pictures"] = [media.put(each) for each in call.result.pictures]
+    if not call.result.picture_places:
+        del row["result"]["picture_places"]
     return row
 
 

@@ -28,12 +28,13 @@ from turnwise.errors import BudgetExhausted, ConfigError, ToolError
 from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop
 from turnwise.naming import name_calls
 from turnwise.protocols import PictureChat
+from turnwise.showing import show_result
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_environments.config import EnvironmentConfig
 from turnwise_environments.discovery import find_factory
 from turnwise_environments.live import EnvironmentFailedError, LiveEnvironment
 from turnwise_environments.protocol import Action, Observation, Turn
-from turnwise_environments.shown import Content, join_contents, show_observation, show_result
+from turnwise_environments.shown import Content, join_contents, show_observation
 
 ACTING: Final = "acting"
 """The state in which the environment takes a step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise import Chat, ToolResult
+from turnwise import Chat
 from turnwise.showing import check_shown, show_pictures
 from turnwise_environments.protocol import Observation
 
@@ -20,11 +20,6 @@ def show_observation(observation: Observation, chat: Chat, environment: str) -> 
     if not observation.pictures:
         return observation.text
     return show_pictures(observation.text, observation.pictures, chat, source)
-
-
-def show_result(result: ToolResult, chat: Chat, tool: str) -> Content:
-    """Return the content of the result of one of the run's own tools; errors as in `show_pictures`."""
-    return show_pictures(result.text, result.pictures, chat, f"tool {tool!r}") if result.pictures else result.text
 
 
 def join_contents(first: Content, second: Content) -> Content:

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from picture_requests import DIALECTS, url_of, write_body, write_parts, write_result, write_url, write_user
 
 from turnwise.errors import ConfigError, DataError
@@ -56,6 +58,20 @@ def test_a_result_of_a_tool(dialect):
 
     assert ("tool", "a") == (message["role"], message["tool_call_id"])
     assert [{"type": "text", "text": "Seen:"}, picture_part(CAT)] == message["content"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(pieces=st.lists(st.sampled_from(["One", "two", "", CAT, DOG]), max_size=9))
+def test_the_order_of_a_result(dialect, pieces):
+    """Texts and pictures stand in the order of the client; texts beside each other are one part."""
+    asked = write_user(dialect, write_parts(dialect, ["Look."]))
+    *_, message = read(dialect, asked, ASKED[dialect], write_result(dialect, "a", write_parts(dialect, pieces)))
+    texts = "".join(part if isinstance(part, str) else "#" for part in pieces)
+    content = message["content"]
+    shown = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    assert texts == "".join(part.get("text", "#") for part in shown).replace("\n", "")
+    pictures = [picture_part(each) for each in pieces if not isinstance(each, str)]
+    assert pictures == [part for part in shown if part["type"] == "image_url"]
 
 
 @pytest.mark.parametrize(("pieces", "begins"), [(["Gone."], "Error: Gone."), (["error 5"], "error 5"), ([], "Error:")])

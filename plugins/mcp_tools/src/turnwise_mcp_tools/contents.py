@@ -22,7 +22,8 @@ from mcp.types import (
 
 from turnwise import ToolResult
 from turnwise.errors import DataError, ToolError
-from turnwise.media import read_picture
+from turnwise.media import Picture, read_picture
+from turnwise.showing import join_parts
 
 
 def text_of_result(result: CallToolResult) -> str:
@@ -33,15 +34,23 @@ def text_of_result(result: CallToolResult) -> str:
 
 
 def with_pictures(result: CallToolResult) -> ToolResult:
-    """Return a result whose images are pictures; `ToolError` for one that is no base64, or of no known type."""
-    images = [data for data in map(_image_of, result.content) if data is not None]
-    others = result.model_copy(update={"content": [each for each in result.content if _image_of(each) is None]})
-    text = text_of_result(others) if others.content or not images else ""
+    """
+    Return a result whose images are pictures, in the order of the server.
+
+    `ToolError` for an image that is no base64, or of no known type.
+    """
+    if not any(_image_of(block) is not None for block in result.content):
+        return ToolResult(text=text_of_result(result), error=bool(result.is_error))
+    return join_parts(map(_part, result.content), error=bool(result.is_error))
+
+
+def _part(block: ContentBlock) -> str | Picture:
+    if (data := _image_of(block)) is None:
+        return _text(block)
     try:
-        pictures = tuple(read_picture(b64decode(each, validate=True), "an image of the server") for each in images)
+        return read_picture(b64decode(data, validate=True), "an image of the server")
     except (ValueError, DataError) as error:
         raise ToolError(f"the server returned an image that cannot be used: {error}") from error
-    return ToolResult(text=text, error=bool(result.is_error), pictures=pictures)
 
 
 def _image_of(block: object) -> str | None:

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import evolve
 
 from turnwise import Resources, ToolResult
+from turnwise.showing import change_texts
 from turnwise_middleware.config import RedactSecretsConfig
 from turnwise_middleware.interception import ToolUse
 from turnwise_middleware.middleware import Middleware
@@ -45,13 +46,13 @@ class RedactSecrets(Middleware):
         """Return the result without secrets."""
         if self.config.tools and use.name not in self.config.tools:
             return result
-        text, report = self._redact(result.text), result.report
+        redacted, report = change_texts(result, self._redact), result.report
         if report is not None:
             facts = {name: self._redact(each) if isinstance(each, str) else each for name, each in report.facts.items()}
             report = evolve(report, title=self._redact(report.title), text=self._redact(report.text), facts=facts)
-        if (text, report) == (result.text, result.report):
+        if (redacted.text, report) == (result.text, result.report):
             return result
-        return evolve(result, text=text, report=report)
+        return evolve(redacted, report=report)
 
     def _redact(self, text: str) -> str:
         for pattern in self._patterns:

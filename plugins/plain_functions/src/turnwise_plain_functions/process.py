@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, Final, cast
@@ -27,6 +28,8 @@ from typing import IO, Any, Final, cast
 from attrs import define, field
 
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
+from turnwise.media import find_picture
+from turnwise.report import Report
 from turnwise.threads import in_thread
 from turnwise.types import JsonObject, ToolResult
 
@@ -173,4 +176,6 @@ def _result(answer: dict[str, Any]) -> ToolResult:
         if kind in kinds:
             raise kinds[kind](answer["text"])
         return ToolResult(text=f"Error: {kind}: {answer['text']}" if answer["text"] else f"Error: {kind}", error=True)
-    return ToolResult(**answer)
+    pictures = tuple(find_picture(b64decode(data), media_type) for data, media_type in answer.pop("pictures"))
+    report = answer.pop("report")
+    return ToolResult(**answer, pictures=pictures, report=report and Report(**report))

@@ -14,11 +14,12 @@ import os
 import select
 import signal
 import sys
+from base64 import b64encode
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict
+from attrs import asdict, evolve
 
 from turnwise.errors import InfrastructureError, ToolError
 from turnwise.types import JsonDict
@@ -62,7 +63,8 @@ def answer(request: dict[str, Any]) -> JsonDict:
         if request["convert"]:
             keywords = _arguments(func, request.get("tool", "")).convert(keywords)
         result = as_result(finish(func(**keywords), Yielded()))
-        return asdict(result) | {"metrics": dict(result.metrics)}
+        pictures = [(b64encode(each.data).decode("ascii"), each.media_type) for each in result.pictures]
+        return asdict(evolve(result, pictures=())) | {"metrics": dict(result.metrics), "pictures": pictures}
     except (ToolError, InfrastructureError) as error:
         kind = ToolError if isinstance(error, ToolError) else InfrastructureError
         return {"raised": kind.__name__, "text": str(error)}

@@ -24,6 +24,8 @@ from typing import Any, Final
 import attrs
 
 from turnwise.errors import ToolError
+from turnwise.media import Picture
+from turnwise.showing import join_parts
 from turnwise.types import JsonDict, ToolResult
 
 MAX_YIELDED: Final = 100_000
@@ -55,9 +57,9 @@ class Yielded:
         self.values.append(value)
 
     def joined(self) -> object:
-        """Return the texts as one text, and other values as a list."""
-        texts = [value for value in self.values if isinstance(value, str)]
-        return "".join(texts) if len(texts) == len(self.values) else self.values
+        """Return texts and pictures as one result, in their order, and other values as a list."""
+        parts = [value for value in self.values if isinstance(value, str | Picture)]
+        return join_parts(parts, "") if len(parts) == len(self.values) else self.values
 
 
 def finish(value: object, yielded: Yielded) -> object:
@@ -100,16 +102,21 @@ def as_result(value: object) -> ToolResult:
     """Convert the outcome of a function to a `ToolResult`; see `tool`."""
     if isinstance(value, ToolResult):
         return value
+    if isinstance(value, list | tuple) and any(isinstance(each, Picture) for each in value):
+        return join_parts(each if isinstance(each, Picture) else _write(each) for each in value)
+    return join_parts([value if isinstance(value, Picture) else _write(value)])
+
+
+def _write(value: object) -> str:
     if value is None:
-        return ToolResult(text="")
+        return ""
     if isinstance(value, str):
-        return ToolResult(text=str.__str__(value))  # the value of an Enum of texts, not its name
+        return str.__str__(value)  # the value of an Enum of texts, not its name
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):  # most results are plain JSON, which needs no pydantic
         plain = _finite(json_form(value, fallback=_text_of))
-        text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
-    return ToolResult(text=text)
+        return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
 def _text_of(value: object) -> str:
@@ -133,6 +140,8 @@ def json_form(value: object, fallback: Callable[[object], object] | None = None)
     from pydantic_core import PydanticSerializationError, to_jsonable_python  # plain results need no pydantic
 
     def of_unknown(other: object) -> object:
+        if isinstance(other, Picture):
+            raise TypeError("a picture has no JSON form: return it alone, or in a list of texts and pictures")
         if attrs.has(type(other)):
             return _fields_of(other)
         if hasattr(other, "tolist"):  # arrays and their numbers

@@ -25,7 +25,7 @@ from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
 from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_loop, name_call, unknown_tool
 from turnwise.naming import name_calls
 from turnwise.protocols import PictureChat
-from turnwise.showing import show_pictures
+from turnwise.showing import show_result
 from turnwise.task_tools import parse_turn, read_task_tools
 from turnwise.types import MediaTokens, TokenArray, ToolSchema
 from turnwise_tool_agent.config import ToolAgentConfig
@@ -214,9 +214,9 @@ class ToolAgent:
 
     def _tool_message(self, call: Mapping[str, Any], result: ToolResult) -> Message:
         config = self._config
-        text = truncate(result.text, config.max_tool_response_length, config.tool_response_truncate_side)
+        shown = truncate(result, config.max_tool_response_length, config.tool_response_truncate_side)
         name = call["name"] or UNNAMED_CALL
-        content = show_pictures(text, result.pictures, self._chat, f"tool {name!r}") if result.pictures else text
+        content = show_result(shown, self._chat, name)
         return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
     def _limit_responses(self, results: list[ToolResult]) -> list[ToolResult]:

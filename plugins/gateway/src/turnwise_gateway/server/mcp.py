@@ -15,6 +15,8 @@ from importlib.metadata import version
 from typing import Final
 
 from turnwise import ToolCall
+from turnwise.media import Picture
+from turnwise.showing import split_parts
 from turnwise.threads import in_thread
 from turnwise.types import JsonDict, JsonObject, ToolSchema
 from turnwise_gateway.calls import CallRefusedError, SessionBackend
@@ -135,11 +137,14 @@ async def _call_tool(params: JsonObject, backend: SessionBackend) -> JsonObject:
     if not isinstance(arguments, dict | None):
         raise _RpcError(_INVALID_PARAMS, "arguments must be an object")
     result = await backend.call_tool(ToolCall(name=name, arguments=arguments or {}))
-    pictures = [
-        {"type": "image", "data": b64encode(each.data).decode("ascii"), "mimeType": each.media_type}
-        for each in result.pictures
-    ]
-    return {"content": [{"type": "text", "text": result.text}, *pictures], "isError": result.error}
+    content = [_write_block(part) for part in split_parts(result)] or [_write_block("")]
+    return {"content": content, "isError": result.error}
+
+
+def _write_block(part: str | Picture) -> JsonObject:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image", "data": b64encode(part.data).decode("ascii"), "mimeType": part.media_type}
 
 
 _METHODS: Final[Mapping[str, Callable[[JsonObject, SessionBackend], Awaitable[JsonObject]]]] = {

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from turnwise import Episode, ToolCall, ToolResult
 from turnwise.errors import EpisodeEnd
+from turnwise.showing import cut_text
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.session.options import SessionOptions
 
@@ -79,7 +80,7 @@ class ToolRunner:
             if result.reward is not None:
                 self.episode.memory.setdefault("tool_rewards", []).append(result.reward)
             if not outcome.done():  # else the client has left
-                outcome.set_result(evolve(result, text=_shorten(result.text, self.options.max_tool_response_length)))
+                outcome.set_result(_shorten(result, self.options.max_tool_response_length))
             if result.ends_episode:
                 self.has_finished = True
                 self.finish()
@@ -93,10 +94,10 @@ def _refuse(outcome: asyncio.Future[ToolResult], refusal: CallRefusedError) -> N
         outcome.set_exception(refusal)
 
 
-def _shorten(text: str, most: int) -> str:
-    """Return at most this number of characters of a text: both ends of a longer one."""
-    if len(text) <= most:
-        return text
+def _shorten(result: ToolResult, most: int) -> ToolResult:
+    """Return a result with at most this number of characters of its text: both ends of a longer one."""
+    if len(result.text) <= most:
+        return result
     mark = _CUT if len(_CUT) < most else ""
     tail = (most - len(mark)) // 2
-    return text[: most - len(mark) - tail] + mark + text[len(text) - tail :]
+    return cut_text(result, most - len(mark) - tail, tail, mark)

@@ -180,7 +180,8 @@ class ContainerWorkspace:
 
     async def end_processes(self) -> None:
         self._check_open()
-        await self._end(None)
+        if not await self._end(None):
+            await self._check_alive()  # without its first process it may have ended
 
     async def snapshot(self) -> Snapshot:
         self._check_open()
@@ -288,8 +289,8 @@ class ContainerWorkspace:
         if self._is_closed or running.strip() != "true":
             raise InfrastructureError("the container has ended")
 
-    async def _end(self, mark: str | None) -> None:
-        """Kill the processes of a command, or all but the first."""
+    async def _end(self, mark: str | None) -> bool:
+        """Kill the processes of a command, or all but the first; return whether this machine has the first."""
         try:
             async with asyncio.timeout(_KILL_S):
                 with self._without_new_children() if mark is None else contextlib.nullcontext():
@@ -300,6 +301,8 @@ class ContainerWorkspace:
             await communicate(
                 await start_program([*self.command, "exec", self.name, *script], with_input=False), Collected(0)
             )
+            return False
+        return True
 
     @contextlib.contextmanager
     def _without_new_children(self) -> Iterator[None]:

@@ -38,6 +38,10 @@ SUMMED = {
     "'workspace_programs'": "count",
     "'workspace_submitted'": "count",
     "'workspace_wall_s'": "seconds of one call",
+    "'workspace_warm_failures'": "count: starts of warm workspaces since the last workspace of this worker",
+    "'workspace_warm_hits'": "count",
+    "'workspace_warm_losses'": "count",
+    "'workspace_warm_misses'": "count",
     # Shares, each recorded once in an episode: `Session.close` describes the records at most once.
     "'gateway/auxiliary_share'": "once",
     "'gateway/untrained_share'": "once",

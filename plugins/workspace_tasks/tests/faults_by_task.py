@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import psutil
@@ -40,10 +41,12 @@ class FaultsConfig:
     Attributes:
         inner: name of the backend that starts the workspaces.
         options: of that backend.
+        warm_faults: workspaces that start before an episode asks have faults in turns.
     """
 
     inner: str = "bubblewrap"
     options: Mapping[str, Any] = field(factory=dict)
+    warm_faults: bool = False
 
 
 @define(eq=False)
@@ -51,8 +54,11 @@ class FaultsByTask(PassingBackend):
     """Starts workspaces with faults."""
 
     tries: Counter[str] = field(factory=Counter)
+    warm_faults: Iterator[str] = field(factory=lambda: itertools.repeat("none"))
 
     async def start(self, spec: WorkspaceSpec) -> Workspace:
+        if not spec.files:
+            return await self._start_warm(spec, next(self.warm_faults))
         fault, name = (spec.files.get(path, b"").decode() for path in ("fault", "name"))
         self.tries[name] += 1
         is_over = fault.endswith("_once") and self.tries[name] > 1
@@ -62,6 +68,16 @@ class FaultsByTask(PassingBackend):
         if fault.startswith("boot_hangs") and not is_over:
             await hang_with(workspace)
         return FaultyWorkspace(workspace, "none" if is_over else fault.removesuffix("_once"))
+
+    async def _start_warm(self, spec: WorkspaceSpec, fault: str) -> Workspace:
+        if fault == "fails":
+            raise InfrastructureError("no machine is free")
+        workspace = await self.inner.start(spec)
+        if fault == "hangs":
+            await hang_with(workspace)
+        if fault == "dies":
+            kill_first_process(workspace)
+        return FaultyWorkspace(workspace, fault)
 
 
 @define(eq=False)
@@ -78,6 +94,11 @@ class FaultyWorkspace(PassingWorkspace):
         if lose is None:
             return await self.inner.exec(command, on_output)
         return await self.inner.exec(command, lambda data: lose(self.inner) if READY in data else None)
+
+    async def end_processes(self) -> None:
+        if self.fault == "mute":
+            await asyncio.Event().wait()
+        await self.inner.end_processes()
 
     async def close(self) -> None:
         if self.fault == "close_hangs":
@@ -110,7 +131,10 @@ LOSSES: Final = {"killed": kill_first_process, "monitors_die": kill_monitors, "r
 
 
 def _make(config: FaultsConfig, resources: Resources) -> WorkspaceBackend:
-    return FaultsByTask(build_backend(Choice(config.inner, config.options), resources))
+    made = FaultsByTask(build_backend(Choice(config.inner, config.options), resources))
+    if config.warm_faults:
+        made.warm_faults = itertools.cycle(("dies", "none", "fails", "mute", "none", "hangs", "none"))
+    return made
 
 
 @hookimpl

@@ -7,6 +7,7 @@ infrastructure is a reward of 0: such an episode is failed, and has no score.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -169,6 +170,36 @@ def test_the_matrix_in_containers(tmp_path):
     expect_outcomes(tmp_path, faults)
     assert list_containers() == []
     expect_no_files(tmp_path / "tmp")
+
+
+@pytest.mark.many_cases(10)
+@pytest.mark.parametrize("inner", ["bubblewrap", "containers"])
+def test_faults_of_warm_workspaces_are_none_of_episodes(inner, tmp_path):
+    """Most warm workspaces fail, hang, die before their use or do not answer; each episode has its reward."""
+    if reason := why_no_boxes() if inner == "bubblewrap" else why_no_containers():
+        pytest.skip(reason)
+    options = {"command": list(ENGINE), "run_options": list(RUN_OPTIONS)} if inner == "containers" else {}
+    backend = {"name": "faults_by_task", "inner": inner, "options": options, "warm_faults": True}
+    number, image = (30, "") if inner == "bubblewrap" else (12, IMAGE)
+    tool = {"backend": backend, "image": image, "max_workspaces": 5, "warm": 2, "boot_s": 5.0}
+    write_matrix(tmp_path, {"none": number}, tool)
+    config = json.loads((tmp_path / "run.yaml").read_text())
+    config["rollout"]["max_in_flight"] = 2  # with more episodes than workspaces each of them waits for one
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+
+    running = start(tmp_path)
+    running.wait()
+
+    assert running.returncode == 0, (tmp_path / "log").read_text()[-2000:]
+    expect_outcomes(tmp_path, {"none": number})
+    sums = Counter()
+    for episode in read_results(tmp_path / "out"):
+        sums.update({name: value for name, value in episode.metrics.extra.items() if "_warm_" in name})
+    assert sums["workspace_warm_hits"] + sums["workspace_warm_misses"] == number
+    assert min(sums[f"workspace_warm_{name}"] for name in ("hits", "losses", "failures")) >= 1, sums
+    expect_nothing_left(tmp_path, running.pid)
+    if image:
+        assert list_containers() == []
 
 
 @pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 
+from turnwise import Resources
+from turnwise_workspaces.bubblewrap import BubblewrapBackend
+from turnwise_workspaces.config import BubblewrapConfig
 from turnwise_workspaces.ownership import LABEL, this_process
 
 
@@ -22,6 +26,12 @@ def list_boxes(owner: str = "") -> list[str]:
         if any(arguments[index : index + 2] == wanted for index in range(len(arguments))):
             found.append(f"process {path.parent.name}")
     return found
+
+
+def list_orphans() -> list[str]:
+    """Return the processes that hold boxes of processes that are gone."""
+    backend = BubblewrapBackend(BubblewrapConfig(), Resources())
+    return [orphan.name for orphan in asyncio.run(backend.find_orphans())]
 
 
 @cache

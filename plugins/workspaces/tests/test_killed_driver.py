@@ -19,9 +19,11 @@ DRIVER = Path(__file__).with_name("killed_driver.py")
 CONTAINERS = {"command": ENGINE, "run_options": RUN_OPTIONS}
 
 
-def start_driver(folder: Path, backend: str, options: object, image: str) -> tuple[subprocess.Popen[str], str]:
+def start_driver(
+    folder: Path, backend: str, options: object, image: str, *more: str
+) -> tuple[subprocess.Popen[str], str]:
     """Start a driver with two workspaces, and return it with its label."""
-    arguments = [backend, json.dumps(options), image, str(folder)]
+    arguments = [backend, json.dumps(options), image, str(folder), *more]
     driver = subprocess.Popen([sys.executable, DRIVER, *arguments], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     with driver.stdout:
@@ -44,9 +46,10 @@ def sleepers() -> list[str]:
 
 
 @pytest.mark.skipif(bool(why_no_boxes()), reason=why_no_boxes())
-def test_boxes_end_with_a_killed_driver(tmp_path):
+@pytest.mark.parametrize("warm", [(), ("warm",)], ids=["open", "one of them warm"])
+def test_boxes_end_with_a_killed_driver(warm, tmp_path):
     """The system kills them: processes, mounts and files are gone, and the slots are free."""
-    driver, label = start_driver(tmp_path, "bubblewrap", {}, "")
+    driver, label = start_driver(tmp_path, "bubblewrap", {}, "", *warm)
     assert len(list_boxes(label)) >= 2
 
     driver.kill()
@@ -105,6 +108,23 @@ def test_reap_removes_the_containers_of_a_killed_driver(disk, tmp_path):
         alive.wait()
         subprocess.run([*command, "reap", *options], capture_output=True, text=True, check=True)
     assert (list_containers(), list_snapshots()) == ([], [])
+
+
+@pytest.mark.slow
+def test_reap_removes_the_warm_containers_of_a_killed_driver(tmp_path):
+    """A warm one has the same label as one with an episode."""
+    if reason := why_no_containers():
+        pytest.skip(reason)
+    driver, _ = start_driver(tmp_path, "containers", CONTAINERS, IMAGE, "warm")
+    driver.kill()
+    driver.wait()
+    options = ["--backend", "containers", "--options", json.dumps(CONTAINERS)]
+    command = [sys.executable, "-m", "turnwise.cli", "workspaces", "reap", *options]
+
+    reaped = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert reaped.stdout.count("containers: removed turnwise-") == 2
+    assert list_containers() == []
 
 
 @pytest.mark.slow

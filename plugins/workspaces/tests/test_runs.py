@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from agent_runs import answers, call, roll_out, write_run
-from boxes import why_no_boxes
+from boxes import list_orphans, why_no_boxes
+from images import ENGINE, IMAGE, RUN_OPTIONS, list_containers, why_no_containers
 
 from turnwise_result_files import read_results
 from turnwise_testing.whole_runs.installation import install_plugin
@@ -91,6 +92,35 @@ def test_an_agent_works_in_a_box_on_ray(tmp_path):
 
     assert done.returncode == 0, done.stderr
     check_work(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["bubblewrap", "containers"])
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_episodes_get_warm_workspaces_and_none_is_left(runtime, backend, tmp_path):
+    """Each episode has its files in a workspace of its own, and the warm ones end with the run, on both runtimes."""
+    if reason := why_no_boxes() if backend == "bubblewrap" else why_no_containers():
+        pytest.skip(reason)
+    containers = {"name": "containers", "command": list(ENGINE), "run_options": list(RUN_OPTIONS)}
+    options = {"image": IMAGE, "backend": containers} if backend == "containers" else {}
+    work = (call("shell", command="cat task.txt; ls | wc -l; touch left; sleep 1"), "Done.")
+    rows = [{"files": {"task.txt": f"{number}\n"}} for number in range(6)]
+    rollout = {"n": 1, "prompt_length": 16384, "response_length": 16384, "max_in_flight": 1}
+    write_run(tmp_path, work, {"warm": 2, **options}, rows, runtime=runtime, rollout=rollout)
+
+    done = roll_out(tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    episodes = list(read_results(tmp_path / "out"))
+    assert sorted(answers(each)[0].split() for each in episodes) == [[f"{number}", "1"] for number in range(6)]
+    sums = [
+        sum(each.metrics.extra.get(f"workspace_warm_{name}", 0) for each in episodes) for name in ("hits", "misses")
+    ]
+    assert sum(sums) == 6
+    assert sums[0] >= 3
+    assert list_orphans() == []
+    if backend == "containers":
+        assert list_containers() == []
 
 
 HAND_IN = (

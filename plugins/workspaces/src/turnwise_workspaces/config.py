@@ -39,6 +39,8 @@ class WorkspaceConfig:
         boot_tries: times that a start is tried.
         max_workspaces: at once on a machine, of all processes with the same `state`; further episodes wait.
         wait_s: seconds that an episode may wait for its workspace.
+        warm: workspaces that each worker starts before an episode asks for one, of the kinds that episodes asked for
+            last; they count among `max_workspaces`, and no workspace serves two episodes.
         close_s: seconds that the end of a workspace may take until it is killed without waiting.
         state: folder of the locks that count the workspaces of this machine; empty for one of this user's in the folder
             of temporary files.
@@ -57,6 +59,7 @@ class WorkspaceConfig:
     boot_tries: int = field(default=2, validator=_at_least_one)
     max_workspaces: int = field(default=64, validator=_at_least_one)
     wait_s: float = field(default=600.0, validator=_positive)
+    warm: int = field(default=0, validator=validators.ge(0))
     close_s: float = field(default=10.0, validator=_positive)
     state: str = ""
 

@@ -20,7 +20,9 @@ import structlog
 from attrs import define, field
 
 from turnwise.errors import ConfigError, InfrastructureError, LostResourceError, describe, is_cancelled
+from turnwise.messages import record_metric
 from turnwise_workspaces.slots import Slot, Slots
+from turnwise_workspaces.warm import WarmWorkspaces
 from turnwise_workspaces.workspace import (
     SNAPSHOT_S,
     Command,
@@ -39,6 +41,8 @@ from turnwise_workspaces.workspace import (
 T = TypeVar("T")
 _FILE_S: Final = 60.0
 _REAP_S: Final = 120.0
+_ANSWER_S: Final = 5.0
+"""Seconds in which a warm workspace must answer when an episode takes it."""
 _owners: Final[weakref.WeakSet[WorkspaceOwner]] = weakref.WeakSet()
 
 
@@ -158,6 +162,7 @@ class WorkspaceOwner:
         boot_tries: times that a start is tried.
         close_s: seconds that the end of one may take; after that it is killed without waiting.
         grace_s: seconds that a command may take beyond its own time until its workspace counts as lost.
+        num_warm: workspaces that start before an episode asks for one; no workspace serves two episodes.
     """
 
     backend: WorkspaceBackend
@@ -165,21 +170,27 @@ class WorkspaceOwner:
     boot_tries: int = 2
     close_s: float = 30.0
     grace_s: float = 10.0
+    num_warm: int = 0
+    warm: WarmWorkspaces[OwnedWorkspace] = field(init=False)
     _open: dict[OwnedWorkspace, Slot] = field(factory=dict, init=False)
     _has_reaped: bool = field(default=False, init=False)
     _pid: int = field(factory=os.getpid, init=False)
+
+    @warm.default
+    def _make_warm(self) -> WarmWorkspaces[OwnedWorkspace]:
+        return WarmWorkspaces(self.num_warm, self, self.slots)
 
     def __attrs_post_init__(self) -> None:
         _owners.add(self)
 
     @property
     def num_open(self) -> int:
-        """Number of workspaces that are open."""
+        """Number of workspaces that are open, warm ones included."""
         return len(self._open)
 
     async def open(self, spec: WorkspaceSpec) -> OwnedWorkspace:
         """
-        Start a workspace, as soon as there is a slot for it; `close` ends it.
+        Take a warm workspace, or start one as soon as there is a slot for it; `close` ends it.
 
         Raises:
             InfrastructureError: no slot was free in time.
@@ -188,14 +199,14 @@ class WorkspaceOwner:
         """
         self.backend.check(spec)
         await self._reap_once()
+        if self.num_warm and (warm := await self._take_warm(spec)) is not None:
+            return warm
         slot = await self.slots.take()
         try:
-            workspace = await self._start(spec)
+            return await self._start(spec, slot)
         except BaseException:
             slot.free()
             raise
-        self._open[workspace] = slot
-        return workspace
 
     async def close(self, workspace: OwnedWorkspace) -> None:
         """
@@ -221,6 +232,19 @@ class WorkspaceOwner:
         finally:
             slot.free()
 
+    async def end(self, workspace: OwnedWorkspace) -> None:
+        """End a workspace as `close` does; a failure is only logged."""
+        try:
+            await self.close(workspace)
+        except InfrastructureError as error:
+            structlog.get_logger().warning("workspace did not end in order", error=str(error))
+
+    def throw_away(self, workspace: OwnedWorkspace) -> None:
+        """Kill a workspace without waiting, and free its slot."""
+        workspace.kill()
+        if (slot := self._open.pop(workspace, None)) is not None:
+            slot.free()
+
     @asynccontextmanager
     async def workspace(self, spec: WorkspaceSpec) -> AsyncIterator[OwnedWorkspace]:
         """Open a workspace, and close it at the end of the block."""
@@ -239,11 +263,46 @@ class WorkspaceOwner:
             workspace.kill()
             slot.free()
 
-    async def _start(self, spec: WorkspaceSpec) -> OwnedWorkspace:
+    async def boot(self, spec: WorkspaceSpec, slot: Slot) -> OwnedWorkspace:
+        """Start a workspace in one try; it has the slot until it ends, and after a failure the caller has it."""
+        async with asyncio.timeout(spec.boot_s):
+            workspace = OwnedWorkspace(await self.backend.start(spec), self.grace_s)
+        self._open[workspace] = slot
+        return workspace
+
+    async def _take_warm(self, spec: WorkspaceSpec) -> OwnedWorkspace | None:
+        """Return a warm workspace that has answered and has its files; None if there is none."""
+        record = record_metric.get(_record_nothing)
+        if failures := self.warm.take_failures():
+            record("workspace_warm_failures", float(failures))
+        self.warm.want(spec)
+        while (workspace := self.warm.take(spec)) is not None:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    await workspace.end_processes()
+                async with asyncio.timeout(spec.boot_s):
+                    for path, data in spec.files.items():
+                        await workspace.write(path, data)
+            except WorkspaceFileError as error:
+                self.throw_away(workspace)
+                raise InfrastructureError(f"a workspace cannot be started: {error}") from error
+            except BaseException as error:
+                self.throw_away(workspace)
+                if not isinstance(error, Exception):
+                    raise
+                # No fault of the episode, which has not begun in it.
+                structlog.get_logger().warning("warm workspace was lost before its use", error=describe(error))
+                record("workspace_warm_losses", 1.0)
+            else:
+                record("workspace_warm_hits", 1.0)
+                return workspace
+        record("workspace_warm_misses", 1.0)
+        return None
+
+    async def _start(self, spec: WorkspaceSpec, slot: Slot) -> OwnedWorkspace:
         for number in range(1, self.boot_tries + 1):
             try:
-                async with asyncio.timeout(spec.boot_s):
-                    return OwnedWorkspace(await self.backend.start(spec), self.grace_s)
+                return await self.boot(spec, slot)
             except (ConfigError, WorkspaceFileError) as error:  # another try would fail in the same way
                 raise InfrastructureError(f"a workspace cannot be started: {error}") from error
             except Exception as error:  # noqa: BLE001 - whatever a backend raises, no episode is to blame
@@ -265,6 +324,10 @@ class WorkspaceOwner:
         else:
             if reaped:
                 structlog.get_logger().warning("removed workspaces of processes that are gone", number=len(reaped))
+
+
+def _record_nothing(_name: str, _value: float) -> None:
+    """Record no metric: no episode asks."""
 
 
 @atexit.register

@@ -27,6 +27,10 @@ class ProgramWorkspaces:
     use: WorkspaceUse
     tool: str = ""
 
+    async def close_kept(self) -> None:
+        """End the warm workspaces; those of tools end with the tools, too."""
+        await self.use.owner.warm.close()
+
     @asynccontextmanager
     async def open(self, episode: Episode) -> AsyncIterator[OwnedWorkspace]:
         """

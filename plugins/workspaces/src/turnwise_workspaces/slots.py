@@ -14,6 +14,8 @@ from attrs import define, field
 from turnwise.errors import ConfigError, InfrastructureError
 
 _POLL_S: Final = 0.02
+_WAITING: Final = "waiting"
+"""Name of a file that a process locks while it waits for a slot."""
 
 
 def open_state(folder: Path) -> Path:
@@ -34,7 +36,7 @@ def open_state(folder: Path) -> Path:
 
 @define(eq=False)
 class Slot:
-    """A slot that is taken."""
+    """A slot that is taken: a locked file."""
 
     _fd: int
 
@@ -70,11 +72,13 @@ class Slots:
         """
         open_state(self.folder)
         # No lock of asyncio, which belongs to one loop: an object of a process may serve several.
-        ticket = object()
+        ticket, mark = object(), None
         self._waiting.append(ticket)
         try:
             async with asyncio.timeout(self.wait_s):
-                while self._waiting[0] is not ticket or (slot := self._try()) is None:  # noqa: ASYNC110 - of processes
+                while self._waiting[0] is not ticket or (slot := self._try()) is None:
+                    # One process that waits has the mark, and the next one gets it when that one has a slot.
+                    mark = mark or self._lock(_WAITING, fcntl.LOCK_EX)
                     await asyncio.sleep(_POLL_S)
                 return slot
         except TimeoutError as error:
@@ -82,14 +86,36 @@ class Slots:
             raise InfrastructureError(text) from error
         finally:
             self._waiting.remove(ticket)
+            if mark is not None:
+                mark.free()
+
+    def is_waited_for(self) -> bool:
+        """Return whether anyone waits for a slot, in this process or another one."""
+        if self._waiting:
+            return True
+        # Shared, so that two processes that look at once do not take each other for one that waits.
+        mark = self._lock(_WAITING, fcntl.LOCK_SH)
+        if mark is not None:
+            mark.free()
+        return mark is None
+
+    def take_spare(self) -> Slot | None:
+        """Return a slot if one is free and nobody waits for it."""
+        open_state(self.folder)
+        return None if self.is_waited_for() else self._try()
 
     def _try(self) -> Slot | None:
         for index in range(self.number):
-            fd = os.open(self.folder / f"slot-{index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-            else:
-                return Slot(fd)
+            if (slot := self._lock(f"slot-{index}", fcntl.LOCK_EX)) is not None:
+                return slot
         return None
+
+    def _lock(self, name: str, how: int) -> Slot | None:
+        """Return a locked file; None if another process, or another object of this one, has locked it."""
+        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return Slot(fd)

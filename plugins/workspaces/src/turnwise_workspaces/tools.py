@@ -54,6 +54,10 @@ class WorkspaceTool:
     async def release(self, session: Any) -> None:
         await self.use.owner.close(session)
 
+    async def close_kept(self) -> None:
+        """End the warm workspaces."""
+        await self.use.owner.warm.close()
+
 
 async def _shell(config: WorkspaceToolsConfig, workspace: OwnedWorkspace, arguments: Mapping[str, Any]) -> ToolResult:
     command = Command(

@@ -158,7 +158,7 @@ def make_use(config: WorkspaceConfig, resources: Resources) -> WorkspaceUse:
     """
     slots = Slots(config.state_folder, config.max_workspaces, config.wait_s)
     backend = build_backend(config.backend, resources)
-    owner = WorkspaceOwner(backend, slots, boot_tries=config.boot_tries, close_s=config.close_s)
+    owner = WorkspaceOwner(backend, slots, boot_tries=config.boot_tries, close_s=config.close_s, num_warm=config.warm)
     use = WorkspaceUse(config, owner)
     spec = use.spec()
     if spec.mounts and not backend.capabilities.mounts:

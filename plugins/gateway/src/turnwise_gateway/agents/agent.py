@@ -143,6 +143,8 @@ class ExternalAgent:
 
     async def close(self) -> None:
         await self._servers.aclose()
+        if self._workspaces is not None:
+            await self._workspaces.close_kept()
 
     async def step(self, episode: Episode) -> State:
         async with self._host.serve() as server:

@@ -62,6 +62,10 @@ class EngineError(TurnwiseError):
     """An engine failed, or refuses a call in its state."""
 
 
+class GrammarError(EngineError):
+    """The grammar of a turn fails: it is wrong or too large. The engine is well, and so is the rest of the episode."""
+
+
 class ReplicaDiedError(EngineError):
     """The replica of a request died; the episode can continue on another one from its own tokens."""
 

@@ -108,6 +108,22 @@ def test_replies_to_random_schemas_fit_them(write_run, number):
 
 
 @pytest.mark.slow
+def test_schemas_whose_grammars_fail_are_refused(write_run):
+    """A loop of references, and one that grows too large while a turn is sampled; the session and its replay go on."""
+    folder = write_run(program=(str(PROGRAMS / "call_failing_schemas.py"),))
+
+    done = rollout(folder)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (episode,) = read_results(folder / "out")
+    assert episode.fault is None
+    assert episode.reward == episode.metrics.extra["gateway/refused_grammar"] >= 2
+    assert episode.metrics.extra["gateway/refused_unsupported"] == 1
+    replayed = turnwise(folder, "gateway", "replay", "requests", "--config", "run.yaml", "--json")
+    assert [None] == [each["difference"] for each in json.loads(replayed.stdout)["sessions"]], replayed.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [("plan", "run.yaml"), ("rollout", "run.yaml", "--out", "out"), ("gateway", "serve", "run.yaml", "--out", "out")],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.errors import AsleepError, EngineError
+from turnwise.errors import AsleepError, EngineError, GrammarError, ToolError
 from turnwise.protocols import ReplicaLoad
 from turnwise.runtime.remote.contexts import Context, ProvedPrefix, SentContext
 from turnwise.runtime.remote.replica_pool import ReplicaPool
@@ -524,3 +524,41 @@ def test_an_announcement_precedes_the_next_request():
         return (await cluster.pool.generate(request(1, [1, 0], "t0", seed=0))).token_ids.tolist()
 
     assert run(body) == run(_direct, num_replicas=1)[0]
+
+
+class FailingEngine:
+    """Fails the request `r0` with an error, and leaves all others to another engine."""
+
+    def __init__(self, engine, error):
+        self.engine, self.error = engine, error
+
+    async def generate(self, given):
+        if given.request_id == "r0":
+            raise self.error
+        return await self.engine.generate(given)
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "text"),
+    [
+        (EngineError("it failed"), EngineError, "it failed"),
+        (GrammarError("it is too large"), GrammarError, "it is too large"),
+        (ToolError("it is no engine's"), EngineError, "it is no engine's"),
+        (ValueError("it is wrong"), EngineError, "ValueError: it is wrong"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_errors_of_a_request_keep_their_kind(raised, kind, text):
+    """Those that a caller tells apart arrive as they were raised, and the next request is served."""
+
+    async def body(cluster):
+        cluster.servers[0].engine = FailingEngine(cluster.engines[0], raised)
+        with pytest.raises(EngineError) as caught:
+            await cluster.pool.generate(request(0, [1, 2]))
+        await cluster.pool.generate(request(1, [1, 2]))
+        return type(caught.value), str(caught.value)
+
+    assert (kind, text) == run(body, num_replicas=1)

@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define, evolve, field
 from numpy.typing import NDArray
 
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, GrammarError
 from turnwise.types import GenerateRequest
 from turnwise_engine_support.diagnosis import installed_version, release
 from turnwise_engine_support.error_lines import engine_errors
@@ -27,6 +27,13 @@ PACKAGE: Final = "llguidance"
 OLDEST: Final = "1.9"
 """Older versions ignore the bounds of a JSON text's white space, which a model may then write forever."""
 _MAX_ERROR_CHARS: Final = 500
+_NOT_ALLOWED: Final = ("doesn't satisfy the grammar", "parser stopped")
+"""In the errors of llguidance for an id that a grammar does not allow; other errors are about the grammar."""
+_ENDS, _FAILED, _WRONG = (
+    f"the grammar {words}" for words in ("allows no token of the model at this place", "failed:", "cannot be compiled:")
+)
+_STARTS: Final = (_ENDS, _FAILED, _WRONG)
+"""The starts of the texts of all errors that are about a grammar."""
 _MAX_KEPT: Final = 128
 """Compiled grammars that wait for their next request; one takes from some kilobytes to some megabytes."""
 
@@ -64,7 +71,7 @@ class TurnGrammar:
     vocab_size: int
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return (V,) whether each id may come next; `EngineError` if none may, or if the grammar is too large."""
+        """Return (V,) whether each id may come next; `GrammarError` if none may, or if the grammar is too large."""
         matcher = self.matcher
         if matcher.is_stopped():  # also after an error
             self._check()
@@ -77,7 +84,7 @@ class TurnGrammar:
         # After the mask: a stop id may be one that the grammar has as text too.
         allowed[list(self.stop_token_ids)] = matcher.is_accepting()
         if not allowed.any():
-            raise EngineError("a grammar allows no token of the model at this place")
+            raise GrammarError(_ENDS)
         return allowed
 
     def may_end_with(self, token_id: int) -> bool:
@@ -100,14 +107,23 @@ class TurnGrammar:
                 raise EngineError(f"the grammar does not allow the token {token_ids[-1]}")
 
     def read(self, token_ids: Iterable[int]) -> None:
-        """Move by some ids; `EngineError` if the grammar does not allow them."""
+        """
+        Move by some ids.
+
+        Raises:
+            GrammarError: the grammar is too large to follow.
+            EngineError: the grammar does not allow an id, so the engine did not sample by it.
+        """
         for token_id in token_ids:
             if not self.matcher.consume_token(token_id):
-                raise EngineError(f"the grammar does not allow the token {token_id}: {_error_of(self.matcher)}")
+                text = _error_of(self.matcher)
+                if not any(word in text for word in _NOT_ALLOWED):
+                    raise GrammarError(f"{_FAILED} {text}")
+                raise EngineError(f"the grammar does not allow the token {token_id}: {text}")
 
     def _check(self) -> None:
         if self.matcher.is_error():
-            raise EngineError(f"the grammar failed: {_error_of(self.matcher)}")
+            raise GrammarError(f"{_FAILED} {_error_of(self.matcher)}")
 
 
 @define(eq=False)
@@ -141,8 +157,8 @@ class GrammarCompiler:
             read: ids of the turn so far.
 
         Raises:
-            EngineError: there are no ids that end the turn, or the grammar cannot be compiled, or it does not allow the
-                ids so far.
+            GrammarError: the grammar cannot be compiled, or is too large.
+            EngineError: there are no ids that end the turn, or the grammar does not allow the ids so far.
         """
         if not stop_token_ids:
             raise EngineError("a request with a grammar needs stop_token_ids, or its turn could not end")
@@ -159,7 +175,7 @@ class GrammarCompiler:
 
             matcher = LLMatcher(self._tokenizer, text)
             if matcher.is_error():
-                raise EngineError(f"the grammar cannot be compiled: {_error_of(matcher)}")
+                raise GrammarError(f"{_WRONG} {_error_of(matcher)}")
             self._kept[text] = matcher
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
@@ -176,6 +192,12 @@ class GrammarCompiler:
             return from_tokenizer(tokenizer, n_vocab=self.vocab_size)
 
 
+def read_error(text: str) -> EngineError:
+    """Return the error that another process has told as a text; a `GrammarError` if a `TurnGrammar` had raised it."""
+    return GrammarError(text) if any(start in text for start in _STARTS) else EngineError(text)
+
+
 def _error_of(matcher: Any) -> str:
-    """Return the error of a matcher in one line."""
-    return " ".join(matcher.get_error().split())[:_MAX_ERROR_CHARS]
+    """Return the error of a matcher in one line, without the state and the grammar behind it."""
+    text = matcher.get_error().partition("\n<state>")[0]
+    return " ".join(text.split())[:_MAX_ERROR_CHARS]

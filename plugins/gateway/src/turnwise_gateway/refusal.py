@@ -12,6 +12,7 @@ class CallRefusedError(Exception):
     - `session_closed`, `budget_exhausted`: 400; the episode is over, or it may sample no more.
     - `context_length_exceeded`: 400; the conversation has `num_tokens` tokens of at most `max_tokens`.
     - `unsupported`: 400; the field `param` would change what is sampled, and the engine cannot do it.
+    - `grammar`: 400; the field `param` asks for a form whose grammar has failed in the engine.
     - `invalid`: 400; the field `param` is wrong.
     - `foreign_caller`: 403; the key belongs to another program.
     - `overloaded`: 429; the client may try again after `retry_after_s` seconds.

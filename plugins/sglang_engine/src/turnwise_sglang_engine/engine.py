@@ -20,6 +20,7 @@ from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sleep import SleepState, drops_weights
+from turnwise_engine_support.grammars import read_error
 from turnwise_engine_support.model_directory import (
     check_model_directory,
     model_spec,
@@ -215,7 +216,7 @@ class SglangEngine:
         finally:
             del self._requests[request.request_id], self._calls[pending.handle]
         if error := frame.head.get("error"):
-            raise EngineError(f"request {request.request_id!r} failed: {error}")
+            raise read_error(f"request {request.request_id!r} failed: {error}")
         result = empty_result(self._version)
         if frame.arrays:
             result = parse_result(request, frame, version=self._version, routes=self._routes)

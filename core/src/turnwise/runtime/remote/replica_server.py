@@ -18,7 +18,15 @@ import structlog
 from attrs import define, evolve, field
 from structlog.contextvars import bind_contextvars
 
-from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError, describe, is_cancelled
+from turnwise.errors import (
+    AsleepError,
+    GrammarError,
+    ReplicaDiedError,
+    TornWeightsError,
+    TurnwiseError,
+    describe,
+    is_cancelled,
+)
 from turnwise.media import PictureName, PlacedPicture
 from turnwise.protocols import Engine, ReplicaLoad
 from turnwise.routing import episode_of
@@ -304,7 +312,7 @@ class ReplicaServer:
             if _is_own_end(error):
                 raise
             # Any other error of the engine concerns only this request, also one that would end the process.
-            known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError)
+            known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError | GrammarError)
             kind = "EngineError" if known else type(error).__name__
             self._client(worker).failed.append((request.request_id, kind, str(error)))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, GrammarError
 from turnwise.protocols import Engine
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, Grammar
 from turnwise_testing.engines.scenarios import generate_together
@@ -272,10 +272,17 @@ class ServedGrammarSuite:
         complaints = ["needs stop_token_ids", "cannot be compiled", "uniqueItems", "does not allow the token"]
         assert [True] * 4 == [complaint in text for complaint, text in zip(complaints, texts, strict=True)], texts
         assert "\n" not in "".join(texts)
+        kinds = [GrammarError, GrammarError, GrammarError]
+        broken = [*requests[1:3], ask(4, grammar_of({"$ref": "#"}))]
+        assert kinds == [type(_error(runner, engine, request)) for request in broken]
         assert runner.run(engine.generate(ask(4, letter))).finish_reason is FinishReason.STOP
 
 
 def _refusal(runner: asyncio.Runner, engine: Engine, request: GenerateRequest) -> str:
+    return str(_error(runner, engine, request))
+
+
+def _error(runner: asyncio.Runner, engine: Engine, request: GenerateRequest) -> EngineError:
     with pytest.raises(EngineError) as caught:
         runner.run(engine.generate(request))
-    return str(caught.value)
+    return caught.value

@@ -32,6 +32,7 @@ _WORDS: Final = {
     "budget_exhausted": _Words(400, _INVALID, "budget_exhausted", _INVALID),
     "context_length_exceeded": _Words(400, _INVALID, "context_length_exceeded", _INVALID),
     "unsupported": _Words(400, _INVALID, "unsupported_parameter", _INVALID),
+    "grammar": _Words(400, _INVALID, "unsupported_parameter", _INVALID),
     "invalid": _Words(400, _INVALID, "invalid_value", _INVALID),
     "unknown_host": _Words(400, _INVALID, "unknown_host", _INVALID),
     "unauthorized": _Words(401, "authentication_error", "invalid_api_key", "authentication_error"),

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field
 
 from turnwise import FinishReason
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, GrammarError
 from turnwise.protocols.weights import TAGS, Weight
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise_gateway.replay.request_file import Event, digest_context, read_result
@@ -49,6 +49,8 @@ class RecordedEngine:
     unknown: dict[str, asyncio.Future[GenerateResult]] = field(factory=dict)
     given: dict[str, RecordedTurn] = field(factory=dict)
     capabilities: Capabilities = field(factory=Capabilities)
+    _constrained: set[str] = field(factory=set, init=False)
+    _failed: dict[str, EngineError] = field(factory=dict, init=False)
 
     async def start(self) -> None:
         """Do nothing."""
@@ -65,6 +67,8 @@ class RecordedEngine:
                 del self.unknown[request.request_id]
         self.turns.remove(turn)
         self.given[request.request_id] = turn
+        if request.grammar is not None:
+            self._constrained.add(request.request_id)
         try:
             await turn.allowed.wait()
             if self.given.pop(request.request_id, None) is not None:
@@ -74,13 +78,30 @@ class RecordedEngine:
             self._take_back(request.request_id, turn)
             raise
         self._take_back(request.request_id, turn)
+        if (error := self._failed.pop(request.request_id, None)) is not None:
+            raise error
         return _nothing()
 
-    def fail_unknown(self) -> None:
-        """Fail the oldest request that waits."""
+    def fail(self, kind: type[EngineError]) -> bool:
+        """
+        Fail a request with an error of a class; return whether there is one.
+
+        It is the oldest without a turn, or else the newest that waits for its turn: another request with the same
+        context was recorded. A `GrammarError` is only for a request with a grammar.
+        """
+        error = kind("the engine failed when the session was recorded")
         waiting = next((each for each in self.unknown.values() if not each.done()), None)
         if waiting is not None:
-            waiting.set_exception(EngineError("the engine failed when the session was recorded"))
+            waiting.set_exception(error)
+            return True
+        for request_id in reversed(self.given):
+            turn = self.given[request_id]
+            if not turn.allowed.is_set() and (kind is not GrammarError or request_id in self._constrained):
+                self._failed[request_id] = error
+                del self.given[request_id]
+                turn.allowed.set()
+                return True
+        return False
 
     async def abort(self, request_id: str) -> None:
         """End a request with no token."""

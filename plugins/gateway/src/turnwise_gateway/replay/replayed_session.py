@@ -16,6 +16,7 @@ import aiohttp
 from attrs import define, field, frozen
 
 from turnwise import Episode
+from turnwise.errors import EngineError, GrammarError
 from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn, read_turns, read_unread_turns
@@ -24,6 +25,8 @@ from turnwise_gateway.session.door import SessionListener
 from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.session import Session, Spawn
 
+_FAILURES: Final = {"engine": EngineError, "grammar": GrammarError}
+"""The errors of the engine, by the kind of the refusal that each became."""
 PATIENCE_S: Final = 20.0
 """Longest wait for the gateway to do what was recorded."""
 
@@ -161,14 +164,23 @@ class SessionReplay(SessionListener):
                     self._turns[call.number].allowed.set()
                 await self._expect(call, f"turn {event['number']} of record {event['record']}")
             case "refused" if event["kind"] != "session_closed":  # that comes with the end, here and there
-                if event["kind"] == "engine":
-                    self.engine.fail_unknown()
+                if (kind := _FAILURES.get(event["kind"])) is not None:
+                    await self._fail(call, kind)
                 await self._expect(call, f"refused ({event['kind']})")
             case "left":
                 call.sending.cancel()
                 await self._expect(call, "left")
             case outcome if call.answer is not None:
                 self._settle(outcome, call.answer)
+
+    async def _fail(self, call: _Call, kind: type[EngineError]) -> None:
+        """Fail the request of a call in the engine, as soon as it is there, unless the call ends before."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (self.engine.fail(kind) or call.settled.is_set()):  # noqa: ASYNC110 - either may come first
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            raise DifferenceError(f"call {call.number}: it never reaches the engine, which failed") from None
 
     def _settle(self, outcome: str, answer: Answer) -> None:
         """Tell the session the recorded outcome of an answer."""

@@ -100,7 +100,11 @@ class GrammarWriter:
         return turn.text
 
     async def check(self, call: ModelCall) -> None:
-        """Refuse a call with a schema that no grammar can be made of; the error names the field and the keyword."""
+        """
+        Refuse a call with a schema that no grammar can be made of, or that no text fits.
+
+        The error names the field, and the keyword if one is the reason.
+        """
         checked = [(each.param, each.schema) for each in call.constraints if each.schema is not None]
         if self._callable(call):
             checked += [("tools", _arguments(tool)) for tool in self._callable(call)]
@@ -255,12 +259,14 @@ def _pattern(text: str) -> str:
 
 @lru_cache(maxsize=512)
 def _find_error(grammar: str) -> str:
-    """Return why a grammar cannot be compiled, in one line; empty if it can be."""
-    from llguidance import LLMatcher
+    """Return why a grammar cannot be compiled, or allows no text, in one line; empty if it has texts."""
+    from llguidance import LLMatcher, LLTokenizer
 
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not is_error:
-        return ""
+        matcher = LLMatcher(LLTokenizer("byte"), grammar)
+        matcher.compute_bitmask()  # a loop of references, which has no text, is an error only here
+        return "no text fits it" if matcher.is_error() else ""
     # In front of it is the place in the grammar, and behind it the grammar itself.
     text = str(messages[0]).partition("failed to compile JSON schema: ")[2] or str(messages[0])
     return " ".join(text.partition("\n   1 | ")[0].split())[:_MAX_ERROR_CHARS]

@@ -208,6 +208,12 @@ class SessionRecords:
         self._prepared.keep(None, call.messages, _Prepared(prepared, in_head, tools, frozenset(unnamed)))
         return evolve(call, messages=prepared, tools=() if call.tool_choice == "none" else call.tools)
 
+    def locate(self, call: ModelCall) -> tuple[ModelCall, str, Match[ResumePoint]]:
+        """Return a prepared call, the key of its tools, and the known part of its conversation."""
+        prepared = self.prepare(call)
+        tools = self.tools_key(prepared.tools)
+        return prepared, tools, self.tree(call.model).locate(tools, prepared.messages)
+
     def tools_key(self, tools: tuple[ToolSchema, ...]) -> str:
         """Return the key of the tools of a call; a later call with the same tools has the same object."""
         if self._last_tools is None or self._last_tools[0] is not tools:

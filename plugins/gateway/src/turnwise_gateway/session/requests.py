@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
+from turnwise.errors import BoundaryError, GrammarError
 from turnwise.types import Capabilities
 from turnwise_gateway.calls import CallRefusedError, Constraint, ModelCall
 from turnwise_gateway.session.parts import SessionParts
@@ -41,6 +42,16 @@ async def constrain(call: ModelCall, parts: SessionParts, engine: Capabilities) 
         raise CallRefusedError("unsupported", text, param=param)
     await writer.check(call)
     return evolve(call, grammar=grammar)
+
+
+def refuse_grammar(error: Exception, call: ModelCall) -> CallRefusedError | None:
+    """Return the refusal of a call whose grammar has failed in the engine; None for an error of another kind."""
+    cause = error.cause if isinstance(error, BoundaryError) else error
+    if call.grammar is None or not isinstance(cause, GrammarError):
+        return None
+    param = next(each.param for each in call.constraints if each.kind != "one_call")
+    text = f"'{param}' asks for a form that the engine cannot keep a turn to: {cause}"
+    return CallRefusedError("grammar", text, param=param)
 
 
 def _check_template_option(path: str, value: Any, own: Mapping[str, Any]) -> None:

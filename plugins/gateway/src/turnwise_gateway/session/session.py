@@ -28,7 +28,7 @@ from turnwise_gateway.session.parts import SessionParts
 from turnwise_gateway.session.records import OpenRecord, SampledTurn, SessionRecords
 from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
-from turnwise_gateway.session.requests import check_request, check_stop, constrain
+from turnwise_gateway.session.requests import check_request, check_stop, constrain, refuse_grammar
 from turnwise_gateway.session.sampler import TurnSampler
 from turnwise_gateway.session.tool_calls import ToolRunner
 from turnwise_gateway.session.turns import TurnReader
@@ -263,9 +263,7 @@ class Session:
 
     def _count_tokens(self, call: ModelCall, rendering: Rendering) -> int:
         with refusing_depth():
-            call = self.book.prepare(call)
-            tools = self.book.tools_key(call.tools)
-            location = self.book.tree(call.model).locate(tools, call.messages)
+            call, tools, location = self.book.locate(call)
             return self.book.count_tokens(self.book.choose(call, tools, location, rendering))
 
     def _check(self, call: ModelCall) -> None:
@@ -289,9 +287,7 @@ class Session:
     def _start(self, call: ModelCall, rendering: Rendering, number: int) -> SharedCall:
         """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
         with refusing_depth():
-            prepared = self.book.prepare(call)
-            tools = self.book.tools_key(prepared.tools)
-            location = self.book.tree(call.model).locate(tools, prepared.messages)
+            prepared, tools, location = self.book.locate(call)
             for turn in self._kept.find_echoed(location.place):  # the transport has not said yet that it is read
                 self._deliver(turn)
             choice = self.book.choose(prepared, tools, location, rendering)
@@ -340,6 +336,9 @@ class Session:
             self.fail(end)
             shared.fail(CallRefusedError("session_closed", str(end)))
         except Exception as error:  # noqa: BLE001 - it ends the session, and its agent reports it
+            if (spared := refuse_grammar(error, call)) is not None:
+                shared.fail(spared)
+                return
             self.fail(error)
             shared.fail(CallRefusedError("engine", f"the engine failed: {error}"))
         finally:

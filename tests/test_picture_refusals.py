@@ -13,7 +13,7 @@ import turnwise_conversions
 from turnwise import EpisodeResult, ToolResult, Trajectory
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import BoundaryError, ConfigError, DataError, PluginError, TurnwiseError
-from turnwise.media import Picture, find_picture, picture_part
+from turnwise.media import Picture, find_picture
 from turnwise.messages import text_of_result
 from turnwise.showing import show_pictures
 from turnwise.types import MediaTokens, PlacedPicture
@@ -22,7 +22,6 @@ from turnwise_gateway.server.mcp import _call_tool
 from turnwise_result_files import to_tensordict
 from turnwise_result_files.episode_rows import rows_of as file_rows
 from turnwise_result_files.media import DECLARATION
-from turnwise_simulated_users.model_user import _text_of
 from turnwise_testing.inputs.small_episodes import episode, trajectory
 from turnwise_trl_bridge.worker import build_samples
 from turnwise_verl_bridge.rows import check_trainable, to_queue_rows
@@ -115,12 +114,6 @@ def test_a_tool_is_at_fault_for_its_picture():
     with pytest.raises(BoundaryError, match="is broken") as caught:
         show_pictures("", (CAT,), Strict(), "tool 'camera'")  # type: ignore[arg-type]
     assert caught.value.owner == "tool"
-
-
-def test_a_simulated_user():
-    """It reads texts alone."""
-    with pytest.raises(ConfigError, match="the simulated user 'model_user' reads texts alone"):
-        _text_of({"role": "user", "content": [picture_part(CAT)]})
 
 
 def test_a_program_gets_the_pictures_of_tools():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from turnwise import Reply, Resources, Task
 from turnwise.errors import ConfigError, DataError
+from turnwise.media import find_picture, is_picture_part, picture_part
 from turnwise_simulated_users import make_model_user, make_scripted_user
 from turnwise_simulated_users.config import ModelUserConfig, ScriptedUserConfig
 from turnwise_simulated_users.model_user import exchange_roles
@@ -164,7 +165,10 @@ def test_an_interrupted_conversation_continues():
 
 
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
-MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": st.sampled_from(["", "a", "b ", None])}))
+CAT, DOG = (find_picture(b"\x89PNG\r\n\x1a\n" + name, "image/png") for name in (b"cat", b"dog"))
+PARTS = st.sampled_from([picture_part(CAT), picture_part(DOG), {"type": "text", "text": "c"}])
+CONTENTS = st.sampled_from(["", "a", "b ", None]) | st.lists(PARTS, max_size=4)
+MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": CONTENTS}))
 
 
 @given(MESSAGES)
@@ -175,3 +179,32 @@ def test_exchanged_roles_alternate(messages):
     assert roles == ["system", *(("user", "assistant")[index % 2] for index in range(len(roles) - 1))]
     assert roles[-1] == "user"
     assert [message["role"] for message in messages].count("assistant") >= roles.count("user") - 2
+
+
+@given(MESSAGES)
+def test_the_model_sees_pictures(messages):
+    """All that the user and the assistant show, in order, and in messages that every chat template shows them in."""
+    seen = exchange_roles("Play.", messages)
+    assert [part for message in messages if message["role"] in ("user", "assistant") for part in shown(message)] == [
+        part for message in seen for part in shown(message)
+    ]
+    assert all(message["role"] == "user" for message in seen if shown(message))
+    marks = sum(message["content"].count("[picture]") for message in seen if message["role"] == "assistant")
+    assert marks == sum(len(shown(message)) for message in messages if message["role"] == "user")
+
+
+def shown(message):
+    content = message["content"]
+    return [part for part in content if is_picture_part(part)] if isinstance(content, list) else []
+
+
+def test_a_picture_of_the_user():
+    """Its model reads where the picture is, and sees it in the message before."""
+    asked = {
+        "role": "user",
+        "content": [{"type": "text", "text": "Is "}, picture_part(CAT), {"type": "text", "text": " a cat?"}],
+    }
+    _system, greeting, question, answer = exchange_roles("Play.", [asked, {"role": "assistant", "content": "Yes."}])
+    assert greeting["content"][-2:] == [{"type": "text", "text": "(Your next message shows:)"}, picture_part(CAT)]
+    assert question == {"role": "assistant", "content": "Is [picture] a cat?"}
+    assert answer == {"role": "user", "content": "Yes."}

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from turnwise import Episode, Message, Resources, SamplingParams, State, Task
-from turnwise.errors import BudgetExhausted, ConfigError, EpisodeEnd
+from turnwise.errors import BudgetExhausted, ConfigError, DataError, EpisodeEnd
 from turnwise.layout import Objective
 from turnwise.messages import encode_beside_loop
+from turnwise.protocols import PictureChat
 from turnwise.record.trajectory import Path
-from turnwise.types import TokenArray
+from turnwise.types import MediaTokens, TokenArray
 from turnwise_parallel_thinking.config import ParallelThinkingConfig
 from turnwise_parallel_thinking.tag_ids import encode_tags
 
@@ -56,7 +57,8 @@ class ParallelThinking:
         if resources.chat is None:
             raise ConfigError("agent 'parallel_thinking' needs a tokenizer: the run needs a model with a chat template")
         self._config = config
-        self._chat = resources.chat
+        self._chat = chat = resources.chat
+        self._render = chat.picture_prompt if isinstance(chat, PictureChat) else chat.prompt
         self._ids = encode_tags(config.tags, resources.chat.tokenizer)
 
     async def step(self, episode: Episode) -> State | str:
@@ -80,15 +82,25 @@ class ParallelThinking:
     async def _start(self, episode: Episode) -> str:
         messages = episode.messages
         self._add_suffix(messages)
-        episode.begin(await encode_beside_loop(messages, partial(self._chat.prompt, messages)))
+        prompt = await encode_beside_loop(messages, partial(self._prompt, messages))
+        if isinstance(prompt, MediaTokens) and episode.objective is Objective.EXACT:
+            episode.objective = Objective.EXPANDED
+        episode.begin(prompt)
         episode.memory.update(blocks=0, spoke=False)
         return Phase.MAIN
 
-    def first_prompt(self, task: Task) -> TokenArray:
+    def first_prompt(self, task: Task) -> TokenArray | MediaTokens:
         """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
         messages = list(task.messages)
         self._add_suffix(messages)
-        return self._chat.prompt(messages)
+        return self._prompt(messages)
+
+    def _prompt(self, messages: Sequence[Message]) -> TokenArray | MediaTokens:
+        prompt = self._render(messages)
+        if isinstance(prompt, MediaTokens) and self._config.objective == "exact":
+            reason = "no engine has parallel paths in a context with a picture"
+            raise DataError(f"the prompt has pictures, and {reason}; set agent.objective: expanded, or auto")
+        return prompt
 
     def _add_suffix(self, messages: list[Message]) -> None:
         if self._config.prompt_suffix:

@@ -59,7 +59,7 @@ class ParallelThinkingConfig:
         tags: tags of blocks, paths and summaries.
         objective: `exact` samples under the trained layout and needs an engine with layouts; `expanded` works with
             every engine and trains each path in the context that the engine saw; `auto` is `exact` if the engine has
-            layouts.
+            layouts, and `expanded` for a prompt with pictures, which no engine takes under a layout.
     """
 
     num_paths: int = field(default=2, validator=_at_least_one)

@@ -2,7 +2,8 @@
 The interaction `model_user`: a model plays a user with a goal, as in tau-bench (https://arxiv.org/abs/2406.12045).
 
 The model is the run's judge. It sees the conversation with the roles exchanged: the assistant's messages are its
-user's. Calls of tools and their results are not shown to it, because a user does not see them.
+user's. Calls of tools and their results are not shown to it, because a user does not see them. It sees the pictures of
+the other messages, which the judge's model, chat and engine must take.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.media import is_picture_part
 from turnwise_simulated_users.config import ModelUserConfig
 from turnwise_simulated_users.task_columns import find_column
+
+_Content = str | list[dict[str, Any]]
 
 _END_OF_REASONING: Final = "</think>"
 """Ends the reasoning of most models that write any; the run's parser is for the trained model."""
@@ -88,29 +91,47 @@ def exchange_roles(instructions: str, messages: Sequence[Message]) -> list[Messa
 
     System messages, tool messages and turns without a text are left out. Neighbours of one role become one message,
     and the first message after the instructions is the assistant's, because chat templates ask for turns that
-    alternate.
+    alternate. Pictures of the user's own messages are at the end of the message before, with a mark in their places.
     """
-    seen: list[dict[str, str]] = [{"role": "system", "content": instructions}]
+    seen: list[dict[str, Any]] = [{"role": "system", "content": instructions}]
     for message in messages:
-        text = _text_of(message)
+        content = _content_of(message)
         role = {"assistant": "user", "user": "assistant"}.get(str(message.get("role")))
-        if role is None or not text:
+        if role is None or not content:
             continue
         if len(seen) == 1 and role == "assistant":
             seen.append({"role": "user", "content": "Hi! How can I help you today?"})
+        if role == "assistant" and isinstance(content, list):
+            # Most chat templates show pictures in messages of the user alone.
+            last = seen[-1] if seen[-1]["role"] == "user" else seen[-2]
+            shown = [part for part in content if is_picture_part(part)]
+            last["content"] = _join(last["content"], [_text_part("(Your next message shows:)"), *shown])
+            content = "".join("[picture]" if is_picture_part(part) else part["text"] for part in content).strip()
         if seen[-1]["role"] == role:
-            seen[-1]["content"] += f"\n\n{text}"
+            seen[-1]["content"] = _join(seen[-1]["content"], content)
         else:
-            seen.append({"role": role, "content": text})
+            seen.append({"role": role, "content": content})
     if seen[-1]["role"] != "user":  # the assistant wrote no text
         seen.append({"role": "user", "content": "(The assistant says nothing.)"})
-    return list(seen)
+    return [*seen]
 
 
-def _text_of(message: Message) -> str:
+def _content_of(message: Message) -> _Content:
+    """Return the content of a message: a text, or its texts and pictures in their order."""
     content = message.get("content")
-    if isinstance(content, list):
-        if any(map(is_picture_part, content)):
-            raise ConfigError("a message has a picture, and the simulated user 'model_user' reads texts alone")
+    if not isinstance(content, list):
+        return str(content or "").strip()
+    if not any(map(is_picture_part, content)):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict)).strip()
-    return str(content or "").strip()
+    return [part for part in content if is_picture_part(part) or (isinstance(part, dict) and part.get("text"))]
+
+
+def _join(first: _Content, second: _Content) -> _Content:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    head, tail = ([_text_part(each)] if isinstance(each, str) else each for each in (first, second))
+    return [*head, _text_part("\n\n"), *tail]
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}

@@ -21,7 +21,7 @@ import numpy as np
 from turnwise import Episode, GenerateResult, Message, Resources, State, Task, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError
 from turnwise.messages import encode_beside_loop, text_of_result
-from turnwise.types import TokenArray
+from turnwise.types import MediaTokens, TokenArray
 from turnwise_torl_python.blocks import extract_last_python_block
 from turnwise_torl_python.config import TorlPythonConfig
 from turnwise_torl_python.observation import format_observation
@@ -97,7 +97,7 @@ class TorlPython:
         episode.memory.update(turn_start=len(episode.trajectory), rounds=0, calls=0, successes=0)
         return State.GENERATING
 
-    def first_prompt(self, task: Task) -> TokenArray:
+    def first_prompt(self, task: Task) -> TokenArray | MediaTokens:
         """Return the prompt that `step` begins with; see `turnwise.protocols.PromptingAgent`."""
         messages = list(task.messages)
         self._add_system_prompt(messages)

@@ -9,20 +9,21 @@ import numpy as np
 
 from turnwise import Chat, Message
 from turnwise.errors import DataError
-from turnwise.types import TokenArray
+from turnwise.protocols import PictureChat
+from turnwise.types import MediaTokens, TokenArray
 from turnwise_torl_python.config import QUESTION_PLACEHOLDER, TorlPythonConfig
 
 
-def encode_prompt(messages: Sequence[Message], config: TorlPythonConfig, chat: Chat) -> TokenArray:
+def encode_prompt(messages: Sequence[Message], config: TorlPythonConfig, chat: Chat) -> TokenArray | MediaTokens:
     """
-    Return (P,) int32 ids of a prompt.
+    Return (P,) int32 ids of a prompt; with the template `chat`, it may have pictures.
 
     Raises:
         DataError: the template is `torl`, but the conversation is not one user message of text; or a message spells a
             special token and the run refuses them.
     """
     if config.template == "chat":
-        return chat.prompt(messages)
+        return chat.picture_prompt(messages) if isinstance(chat, PictureChat) else chat.prompt(messages)
     text = config.plain_prompt.replace(QUESTION_PLACEHOLDER, chat.guard(extract_question(messages)))
     return np.array(chat.tokenizer.encode(text), np.int32)
 

@@ -12,6 +12,7 @@ from turnwise_tiny_models.fitting import (
     pad_demonstrations,
 )
 from turnwise_tiny_models.model import save, tiny_qwen3
+from turnwise_tiny_models.random_tiles import TileKind, save_random_tiles
 from turnwise_tiny_models.random_vision import VisionKind, save_random_vision
 from turnwise_tiny_models.tokenizer import (
     CHATML,
@@ -45,6 +46,7 @@ __all__ = [
     "Batch",
     "Demonstration",
     "FitConfig",
+    "TileKind",
     "Training",
     "VisionKind",
     "VisionSizes",
@@ -54,6 +56,7 @@ __all__ = [
     "image_processor",
     "pad_demonstrations",
     "save",
+    "save_random_tiles",
     "save_random_vision",
     "save_vision",
     "tiny_qwen2_5_vl",

@@ -38,12 +38,17 @@ def save_random_vision(
         chat_template: Jinja source.
     """
     tokenizer = byte_level_tokenizer([text] * 3, 300, special_tokens=VISION_TOKENS, chat_template=chat_template)
-    model: PreTrainedModel = _MODELS[kind](tokenizer, sizes)
+    model: PreTrainedModel = draw_weights(_MODELS[kind](tokenizer, sizes))
+    save_vision(model, tokenizer, folder, processor)
+    return folder
+
+
+def draw_weights(model: Any) -> Any:
+    """Draw the matrices of a model, and the vector of a line's end, the same each time; return the model."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim > 1:
+            if weight.ndim > 1 or name.endswith("image_newline"):
                 scale = 0.4 if name.startswith("lm_head") else 0.12
                 weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-    save_vision(model, tokenizer, folder, processor)
-    return folder
+    return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from training_site import make_site, run, steps_of, train
 from turnwise_result_files import read_results
 from turnwise_testing.inputs.vision import QWEN_3_VL, draw_picture
 from turnwise_testing.references.vision_reference import VisionReference
-from turnwise_tiny_models import VisionSizes, save_random_vision
+from turnwise_tiny_models import VisionKind, VisionSizes, save_random_tiles, save_random_vision
 
 ENGINES = {
     "transformers": "engine={name: transformers, device: cpu, max_context: 160}",
@@ -28,6 +29,8 @@ SIZES = {
 SITES = [
     ("qwen2_5_vl", "transformers"),
     ("qwen3_vl", "transformers"),
+    ("internvl", "transformers"),
+    ("idefics3", "transformers"),
     pytest.param(("qwen2_5_vl", "vllm"), marks=pytest.mark.vllm),
     pytest.param(("qwen2_5_vl", "sglang"), marks=pytest.mark.sglang),
 ]
@@ -62,7 +65,10 @@ def site(names, tmp_path):
     """A folder with a random model and tasks that show one to three pictures."""
     make_site(tmp_path)
     kind, sizes = names[0], SIZES[names[1]]
-    save_random_vision(kind, tmp_path / "model", sizes, text="What is shown?", chat_template=QWEN_3_VL)
+    if kind in get_args(VisionKind):
+        save_random_vision(kind, tmp_path / "model", sizes, text="What is shown?", chat_template=QWEN_3_VL)
+    else:
+        save_random_tiles(kind, tmp_path / "model")
     rows = []
     for number in range(5):
         content: list[dict[str, str]] = [{"type": "text", "text": "What is shown?"}]

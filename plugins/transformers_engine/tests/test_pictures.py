@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,18 +13,23 @@ from hypothesis import strategies as st
 from turnwise.errors import ConfigError
 from turnwise.protocols import Resources
 from turnwise.types import FinishReason, GenerateRequest, Picture, PlacedPicture, SamplingParams
+from turnwise_engine_support.picture_families import FAMILIES, supported_families
 from turnwise_testing.engines.scenarios import failure_of, run_scenario
 from turnwise_testing.inputs.vision import draw_picture
+from turnwise_testing.references.vision_reference import VisionReference
+from turnwise_tiny_models import VisionKind, save_random_tiles
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
 SIZES = ((8, 8), (24, 24), (16, 40), (40, 8))
 """Pixels of pictures, whose placeholders are of 8 by 8."""
 
 
-@pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen3_vl"])
-def reference(request):
-    """The forward pass of a tiny vision-language model."""
-    return request.getfixturevalue(request.param)
+@pytest.fixture(scope="session", params=[each.model_type for each in FAMILIES])
+def reference(request, tmp_path_factory):
+    """The forward pass of a tiny vision-language model of each family."""
+    if request.param in get_args(VisionKind):
+        return request.getfixturevalue(request.param)
+    return VisionReference(save_random_tiles(request.param, tmp_path_factory.mktemp(request.param)))
 
 
 @pytest.fixture
@@ -42,9 +48,9 @@ def write(reference, parts):
     ids, places = [], []
     for part in parts:
         if isinstance(part, Picture):
-            num_tokens = reference.count_tokens(part)
-            places.append(PlacedPicture(start=len(ids), num_tokens=num_tokens, picture=part))
-            ids += [reference.placeholder] * num_tokens
+            own = reference.write(part)
+            places.append(PlacedPicture(start=len(ids), num_tokens=len(own), picture=part))
+            ids += own
         else:
             ids += part
     return ids, tuple(places)
@@ -205,13 +211,14 @@ def test_wrong_pictures_are_refused(serve_pictures, reference):
     """Each error is one line that names the picture, and the engine lives on."""
     picture = draw_picture(0)
     ids, (place,) = write(reference, [[50], picture, [51]])
-    key = picture.key[:12]
+    key, size, stop = picture.key[:12], ids.count(reference.placeholder), place.stop
     broken = Picture(data=picture.data[:60], media_type="image/png")
+    fewer, at = f"has {size - 1} placeholders, but .* computes {size}", f"the picture {key} at token"
     cases = (
-        ([evolve(place, num_tokens=8)], f"the picture {key} at token 1 has 8 placeholders, but .* computes 9"),
-        ([evolve(place, start=2)], f"the picture {key} at tokens 2 to 11 is on ids that are not .* placeholder"),
-        ([evolve(place, start=3)], f"the picture {key} at tokens 3 to 12 touches another picture, or ends behind"),
-        ([place, evolve(place, start=10, num_tokens=1)], "tokens 10 to 11 touches another picture"),
+        ([evolve(place, num_tokens=place.num_tokens - 1)], f"{at} 1 {fewer}"),
+        ([evolve(place, start=2)], f"{at}s 2 to {stop + 1} is on ids that are not .* placeholder"),
+        ([evolve(place, start=3)], f"{at}s 3 to {stop + 2} touches another picture, or ends behind"),
+        ([place, evolve(place, start=stop - 1, num_tokens=1)], f"tokens {stop - 1} to {stop} touches another picture"),
         ([evolve(place, picture=broken)], f"picture {broken.key[:12]} .image/png. is broken"),
     )
 
@@ -232,7 +239,17 @@ def test_a_text_model_refuses_pictures_by_name(tiny_model, serve):
         assert not engine.capabilities.pictures
         return str(await failure_of(engine.generate(ask([5, 6, 7, 8], (place,)))))
 
-    assert f"the model '{tiny_model}' reads no pictures" in serve(tiny_model, scenario)
+    text = serve(tiny_model, scenario)
+    assert f"the model '{tiny_model}' reads no pictures" in text
+    assert text.endswith(supported_families())
+
+
+def test_a_text_model_with_windows_is_refused(tmp_path):
+    """The decoder of pictures has full attention, so a model with another one does not start."""
+    path = save_random_tiles("llava_next", tmp_path, options={"sliding_window": 64})
+    engine = TransformersEngine(TransformersConfig(model=path, device="cpu"), Resources())
+    error = asyncio.run(failure_of(engine.start(), ConfigError))
+    assert "vision-language model, whose decoder needs full attention and rotary positions" in str(error)
 
 
 @pytest.mark.parametrize(

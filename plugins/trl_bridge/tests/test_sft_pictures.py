@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from turnwise.cli import main
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.pictures import PictureReader, placeholders_at
+from turnwise_engine_support.picture_families import placeholders_at
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_result_files.media import MediaFolder
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
 from turnwise_testing.inputs.vision import draw_picture

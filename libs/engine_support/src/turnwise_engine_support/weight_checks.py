@@ -10,7 +10,7 @@ from attrs import frozen
 from turnwise.errors import EngineError
 from turnwise_engine_support.arguments import did_you_mean
 from turnwise_engine_support.model_directory import checkpoint_shapes
-from turnwise_engine_support.pictures import supports_pictures
+from turnwise_engine_support.picture_families import supports_grids
 
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 """Dtypes that weights may have, by the names that torch, numpy and ml_dtypes share."""
@@ -121,6 +121,6 @@ def expected_weights(path: Path | None, *, fused: Sequence[Sequence[str]] = (), 
         fused: as in `ExpectedWeights`.
         tied: as in `ExpectedWeights`.
     """
-    rename = state_name if supports_pictures(path) else str
+    rename = state_name if supports_grids(path) else str
     shapes = {} if path is None else {rename(name): shape for name, shape in checkpoint_shapes(path).items()}
     return ExpectedWeights(shapes, fused=fused, tied=tied, rename=rename)

@@ -20,7 +20,7 @@ from turnwise.media import Picture, PictureName, find_picture
 from turnwise.sized_cache import SizedCache
 from turnwise.types import PlacedPicture
 from turnwise_engine_support.model_directory import read_whole_config
-from turnwise_engine_support.pictures import axes_take_turns, supports_pictures
+from turnwise_engine_support.picture_families import axes_take_turns, supports_grids
 from turnwise_engine_support.weight_checks import checkpoint_name
 from turnwise_sglang_engine.frames import Array
 
@@ -37,7 +37,7 @@ def reads_pictures(engine_args: Mapping[str, Any], path: Path | None) -> bool:
     """Return whether the engine takes requests with pictures: not if an argument of SGLang leaves them out."""
     limits = engine_args.get("limit_mm_data_per_request") or {}
     return (
-        supports_pictures(path)
+        supports_grids(path)
         and not engine_args.get("language_model_only")
         and engine_args.get("enable_multimodal") is not False
         and limits.get("image") != 0

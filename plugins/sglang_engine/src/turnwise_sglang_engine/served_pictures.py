@@ -19,7 +19,8 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.pictures import PictureArrays, PictureReader
+from turnwise_engine_support.picture_families import PictureArrays
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_sglang_engine.frames import Array
 from turnwise_sglang_engine.pictures import Described, ReceivedPictures
 

@@ -23,7 +23,8 @@ from turnwise.weights.finishing import finish, finish_in_thread
 from turnwise.weights.sleep import SleepState
 from turnwise_engine_support.grammars import GrammarCompiler, supports_grammars
 from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
-from turnwise_engine_support.pictures import PictureReader, axis_positions, supports_pictures
+from turnwise_engine_support.picture_families import supported_families, supports_pictures
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
 from turnwise_engine_support.results import RequestCounters
 from turnwise_moe_routes.shapes import COLUMN
@@ -292,7 +293,7 @@ class TransformersEngine:
         if request.pictures and self._pictures is None:
             raise EngineError(
                 f"the model {str(self._spec.path)!r} reads no pictures: request {request.request_id!r} has"
-                f" {len(request.pictures)}"
+                f" {len(request.pictures)}; {supported_families()}"
             )
         check_context(
             request, max_context=self._max_context, vocab_size=self._vocab_size, reads_pictures=self._supports_pictures
@@ -318,7 +319,8 @@ class TransformersEngine:
 
         def read() -> RowPictures:
             arrays = reader.read(request.token_ids, places)
-            return RowPictures(places, arrays, axis_positions(model, len(request.token_ids), places, arrays))
+            axes = reader.family.axes(model, len(request.token_ids), places, arrays)
+            return RowPictures(places, arrays, reader.feature_rows(request.token_ids, places), axes)
 
         try:
             return await asyncio.to_thread(read)

@@ -16,7 +16,7 @@ from turnwise.protocols import ModelSpec
 from turnwise_engine_support.devices import check_device
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.model_directory import check_model_directory, read_model_config
-from turnwise_engine_support.pictures import supports_pictures
+from turnwise_engine_support.picture_families import supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_moe_routes.shapes import read_shape
 from turnwise_transformers_engine.backend import Backend
@@ -64,6 +64,11 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeig
     """
     if supports_pictures(spec.path):
         check_vision_options(config)
+        if not supports_layouts(spec.path):
+            raise ConfigError(
+                f"{str(spec.path)!r} is a vision-language model, whose decoder needs full attention and rotary"
+                " positions in its text model"
+            )
         model = load_model(config, spec)
         return VisionBackend(model, _record_routes(config, spec, model))
     model = load_model(config, spec)

@@ -25,7 +25,8 @@ from trl import GRPOTrainer
 
 from turnwise.errors import ConfigError
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.pictures import PictureReader, placeholders_at, supports_pictures
+from turnwise_engine_support.picture_families import check_grids, placeholders_at, supports_grids
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_trl_bridge.picture_inputs import PaddedRow, picture_inputs
 from turnwise_trl_bridge.policy import policy_weights
 from turnwise_trl_bridge.rollouts import PICTURES, UID, Rollouts, build_dataset, turnwise_reward
@@ -77,7 +78,8 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         self._pushed_step = -1
         self._layout: dict[str, Tensor] | None = None
         directory = rollouts.model
-        self._reader = PictureReader(directory) if directory is not None and supports_pictures(directory) else None
+        check_grids(directory, "TurnwiseGRPOTrainer")
+        self._reader = PictureReader(directory) if directory is not None and supports_grids(directory) else None
         self._pictures: Sequence[Sequence[PlacedPicture]] | None = None
         super().__init__(
             model=model,

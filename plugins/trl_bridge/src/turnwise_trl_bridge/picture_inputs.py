@@ -13,7 +13,8 @@ from torch import Tensor
 
 from turnwise.errors import DataError
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.pictures import PictureArrays, PictureReader, axis_positions
+from turnwise_engine_support.picture_families import PictureArrays, axis_positions
+from turnwise_engine_support.pictures import PictureReader
 
 _FILES: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files of the processor in the directory of a vision-language model, which a trainer with a tokenizer leaves out."""

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from trl import SFTConfig, SFTTrainer
 
 from turnwise.errors import DataError, InfrastructureError
-from turnwise_engine_support.pictures import PictureReader, supports_pictures
+from turnwise_engine_support.picture_families import check_grids, supports_grids
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_trl_bridge.picture_inputs import copy_processor
 from turnwise_trl_bridge.sft_pictures import PictureCollator, PictureSFTTrainer
@@ -27,11 +28,13 @@ def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> lis
     Train the model of a folder, save it and return the trainer's log.
 
     Raises:
+        ConfigError: the model is a vision-language model of a family that TRL's trainer is not given pictures of.
         DataError: a row has an id that the model does not have, or a picture that the model does not read.
         InfrastructureError: a weight is no finite number at the end; nothing is saved.
     """
     hide_progress_bars()
-    has_vision = supports_pictures(model)
+    check_grids(model, "turnwise sft")
+    has_vision = supports_grids(model)
     if PICTURES in rows.column_names and not has_vision:
         raise DataError(f"{arguments.rows}: the rows have pictures, which the model of {str(model)!r} does not read")
     kind: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM

@@ -16,7 +16,8 @@ from attrs import frozen
 from torch import Tensor
 from trl import SFTTrainer
 
-from turnwise_engine_support.pictures import PictureReader, placeholders_at
+from turnwise_engine_support.picture_families import placeholders_at
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_result_files.media import MediaFolder
 from turnwise_trl_bridge.picture_inputs import PaddedRow, picture_inputs
 from turnwise_trl_bridge.sft_rows import IGNORED, NUMBER, PICTURES, read_places

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from turnwise import Task
 from turnwise.files import share_weights
-from turnwise_engine_support.pictures import supports_pictures
+from turnwise_engine_support.picture_families import check_grids, supports_grids
 from turnwise_trl_bridge.picture_inputs import copy_processor
 from turnwise_trl_bridge.rollouts import Rollouts, build_dataset
 
@@ -24,6 +24,7 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
     from turnwise_trl_bridge.grpo import TurnwiseGRPOTrainer
 
     path = str(config.model_spec(weights=True).path)
+    check_grids(Path(path), "turnwise trl")
     rollouts = Rollouts.from_config(config, tasks)
     args = GRPOConfig(
         **_common_args(config, arguments),
@@ -31,7 +32,7 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
         num_generations=config.rollout.n,
         beta=0.0,
     )
-    kind: Any = AutoModelForImageTextToText if supports_pictures(Path(path)) else AutoModelForCausalLM
+    kind: Any = AutoModelForImageTextToText if supports_grids(Path(path)) else AutoModelForCausalLM
     with rollouts.manager:
         trainer = TurnwiseGRPOTrainer(
             kind.from_pretrained(path, dtype=torch.float32),
@@ -41,7 +42,7 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
         )
         trainer.train()
     log = save(trainer, arguments)
-    if supports_pictures(Path(path)):
+    if supports_grids(Path(path)):
         copy_processor(Path(path), arguments.out)
     return log
 

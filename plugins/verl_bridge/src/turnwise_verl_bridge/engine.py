@@ -15,7 +15,7 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ModelSpec
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams
-from turnwise_engine_support.pictures import supports_pictures
+from turnwise_engine_support.picture_families import supports_grids
 from turnwise_moe_routes.shapes import COLUMN, RouteShape, read_shape
 from turnwise_verl_bridge.config import VerlEngineConfig
 from turnwise_verl_bridge.pictures import VisionRows, images_of
@@ -73,7 +73,7 @@ class VerlEngine:
         self._routes = self._route_shape(model) if config.enable_return_routed_experts else None
         self._client = client
         path = None if model is None else model.path
-        self.vision = VisionRows(path) if path is not None and supports_pictures(path) else None
+        self.vision = VisionRows(path) if path is not None and supports_grids(path) else None
         self._num_running = 0
         self._stopped = False
 

@@ -20,7 +20,8 @@ from turnwise import Trajectory
 from turnwise.errors import DataError, InfrastructureError
 from turnwise.media import MAX_PICTURE_BYTES, PlacedPicture, decode_picture, find_picture, picture_part, read_picture
 from turnwise.types import Message
-from turnwise_engine_support.pictures import PictureArrays, PictureReader, axis_positions
+from turnwise_engine_support.picture_families import PictureArrays, axis_positions
+from turnwise_engine_support.pictures import PictureReader
 
 
 def read_message(message: Mapping[str, Any]) -> Message:

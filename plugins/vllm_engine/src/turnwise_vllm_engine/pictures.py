@@ -15,7 +15,8 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.pictures import PictureArrays, PictureReader, axes_take_turns, supports_pictures
+from turnwise_engine_support.picture_families import PictureArrays, axes_take_turns, supports_grids
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_vllm_engine.config import VllmConfig
 
 
@@ -23,7 +24,7 @@ def reads_pictures(config: VllmConfig, path: Path | None) -> bool:
     """Return whether the engine takes requests with pictures: not if an argument of vLLM leaves them out."""
     arguments = config.engine_args
     limits = arguments.get("limit_mm_per_prompt") or {}
-    return supports_pictures(path) and not arguments.get("language_model_only") and limits.get("image") != 0
+    return supports_grids(path) and not arguments.get("language_model_only") and limits.get("image") != 0
 
 
 def make_reader(config: VllmConfig, path: Path | None) -> PictureReader | None:
@@ -33,7 +34,7 @@ def make_reader(config: VllmConfig, path: Path | None) -> PictureReader | None:
 
 def check_pictures(config: VllmConfig, path: Path) -> None:
     """Raise `ConfigError` if vLLM cannot load a vision-language model, or would not read pictures as a trainer does."""
-    if not supports_pictures(path):
+    if not supports_grids(path):
         return
     if find_spec("torchvision") is None:
         raise ConfigError(
@@ -54,7 +55,7 @@ def check_pictures(config: VllmConfig, path: Path) -> None:
 
 def picture_arguments(path: Path | None) -> dict[str, Any]:
     """Return the arguments of vLLM's `AsyncEngineArgs` that a vision-language model needs."""
-    if not supports_pictures(path):
+    if not supports_grids(path):
         return {}
     return {
         # Without requests that have some, vLLM reserves memory for the longest video.

@@ -11,7 +11,8 @@ from attrs import define, field, frozen
 from turnwise.errors import DataError, EngineError
 from turnwise.types import GenerateRequest, GenerateResult, PlacedPicture
 from turnwise_engine_support.grammars import GrammarCompiler, TurnGrammar
-from turnwise_engine_support.pictures import PictureArrays, PictureReader
+from turnwise_engine_support.picture_families import PictureArrays
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_vllm_engine.requests import as_prompt
 
 PicturePrompt = Callable[[list[int], Sequence[PlacedPicture], Sequence[PictureArrays]], Mapping[str, Any]]

@@ -22,7 +22,8 @@ from turnwise import RolloutBatch
 from turnwise.config.own_code import OwnCode
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
-from turnwise_engine_support.pictures import PictureReader, supports_pictures
+from turnwise_engine_support.picture_families import supports_pictures
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner.batch_sizes import BatchSizes
 from turnwise_grpo_trainer.learner.gradient_noise import NoiseMeter

@@ -41,10 +41,9 @@ class MicroBatch:
         has_blocks: whether any token is in a path.
         subtree_end: (1, L) int64 of a forest of rows that share prefixes: the column after the last token that
             continues a token; None if each token belongs to one row.
-        axes: (3, b, L) int64 positions in time, height and width, for a vision-language model.
-        is_picture: (b, L) bool, True on placeholders of pictures; None without pictures, as the next two.
-        pixel_values: (patches, numbers) float32 of all pictures, in the order of their placeholders.
-        grids: (pictures, 3) int64.
+        axes: (3, b, L) int64 positions in time, height and width, for a model that has these axes.
+        is_picture: (b, L) bool, True on placeholders of pictures; None without pictures.
+        pictures: arguments of the model for all pictures, in the order of their placeholders, by name.
         replayed: (b, L, ...) values of the forward columns that replays read, by name; -1 on pads.
     """
 
@@ -62,8 +61,7 @@ class MicroBatch:
     subtree_end: Tensor | None = None
     axes: Tensor | None = None
     is_picture: Tensor | None = None
-    pixel_values: Tensor | None = None
-    grids: Tensor | None = None
+    pictures: Mapping[str, Tensor] = field(factory=dict)
     replayed: Mapping[str, Tensor] = field(factory=dict)
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -71,7 +69,9 @@ class MicroBatch:
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in asdict(self, recurse=False).items() if isinstance(value, Tensor)
         }
-        return evolve(self, **moved, replayed={name: each.to(device) for name, each in self.replayed.items()})
+        for name in ("pictures", "replayed"):
+            moved[name] = {key: each.to(device) for key, each in getattr(self, name).items()}
+        return evolve(self, **moved)
 
     @property
     def real(self) -> Tensor:
@@ -184,7 +184,7 @@ def scatter_replayed(rows: TokenRows, row: Tensor, column: Tensor, shape: tuple[
     return found
 
 
-def index_targets(rows: TokenRows, group: Sequence[int], row: Tensor, column: Tensor) -> dict[str, Tensor]:
+def index_targets(rows: TokenRows, group: Sequence[int], row: Tensor, column: Tensor) -> dict[str, Any]:
     """
     Return `keep`, `predictors`, `labels` and `tokens` of a micro-batch.
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
-from turnwise_engine_support.pictures import placeholders_at, supports_pictures
+from turnwise_engine_support.picture_families import family_of, placeholders_at, supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
 from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig
 from turnwise_grpo_trainer.learner.lora import add_adapters
@@ -27,9 +27,6 @@ from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 SEGMENTS: Final = "turnwise_segments"
 """`attn_implementation` of `turnwise-segment-attention`, which needs no (L, L) mask for rows with parallel paths."""
 
-
-VISION_TOWER: Final = r"model\.visual\..*"
-"""The names of the modules of a vision tower, as a regular expression."""
 
 SEGMENTS_OR_SDPA: Final = "turnwise_segments_or_sdpa"
 """In place of `sdpa` where the same library is installed: forests need no mask, and all else is as with `sdpa`."""
@@ -47,7 +44,7 @@ def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None =
     _disable_dropout(model)
     if lora is None:
         return model
-    excluded = VISION_TOWER if config.freeze_vision else None
+    excluded = rf"model\.({'|'.join(family_of(model).vision_modules)})\..*" if config.freeze_vision else None
     return add_adapters(model, lora, base, spec.commit, excluded).train()
 
 
@@ -78,8 +75,9 @@ def _disable_dropout(model: Any) -> Any:
         if hasattr(model.config, name):
             setattr(model.config, name, 0.0)
     for module in model.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     return model.train()
 
 
@@ -88,11 +86,13 @@ def _kind(spec: ModelSpec) -> str:
 
 
 def freeze_vision(model: Any) -> None:
-    """Freeze the vision tower of a model; `ConfigError` if it has none."""
-    tower = getattr(model.model, "visual", None)
-    if tower is None:
-        raise ConfigError(f"train.policy.freeze_vision: {type(model).__name__} has no vision tower")
-    tower.requires_grad_(requires_grad=False)
+    """Freeze the vision tower of a model and what projects its features; `ConfigError` if it has none."""
+    try:
+        family = family_of(model)
+    except ConfigError as error:
+        raise ConfigError(f"train.policy.freeze_vision: {error}") from error
+    for name in family.vision_modules:
+        getattr(model.model, name).requires_grad_(requires_grad=False)
 
 
 def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.path", **options: Any) -> Any:
@@ -168,8 +168,7 @@ def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
     if micro.axes is not None:
         # The first axis is that of the text, by which transformers tells the rows of a packed sequence apart.
         inputs["position_ids"] = torch.cat([micro.position_ids[None], micro.axes])
-    if micro.pixel_values is not None:
-        inputs |= {"pixel_values": micro.pixel_values, "image_grid_thw": micro.grids}
+    inputs |= micro.pictures
     kind = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
     if kind == SEGMENTS:
         from turnwise_segment_attention import plan

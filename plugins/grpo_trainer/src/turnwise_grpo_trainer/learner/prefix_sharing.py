@@ -53,7 +53,7 @@ def find_obstacle(config: TrainConfig, model: Any) -> str | None:
     if config.lora is not None and config.lora.dropout > 0:
         return "train.lora.dropout draws its own numbers for each row"
     if hasattr(model.config, "vision_config"):
-        return "the model reads pictures, whose positions have three axes"
+        return "the model reads pictures"
     kind, text = _attention_of(model), model.config.get_text_config()
     if kind not in (*_DENSE, SEGMENTS, SEGMENTS_OR_SDPA):
         return f"train.policy.attn_implementation={kind} takes no mask of a forest"

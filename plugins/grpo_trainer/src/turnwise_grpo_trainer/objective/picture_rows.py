@@ -1,4 +1,4 @@
-"""Adds pictures to rows: their places, and positions in time, height and width."""
+"""Adds pictures to rows: their places, and where the model has these axes, positions in time, height and width."""
 
 # ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
@@ -12,19 +12,19 @@ from attrs import evolve
 from torch import Tensor
 
 from turnwise.errors import DataError
-from turnwise_engine_support.pictures import PictureReader, axis_positions
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_grpo_trainer.objective.row_pictures import PictureRows, Pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows
 
 AXIS_SHIFT: Final = "axis_shift"
-"""Name of the (N, 3) int64 column of a vision-language model: what its positions are beyond `position_ids`."""
+"""Name of the (N, 3) int64 column of a model with three axes: what its positions are beyond `position_ids`."""
 IS_PICTURE: Final = "is_picture"
 """Name of the (N,) int64 column of a vision-language model: 1 on placeholders of pictures."""
 
 
 def add_pictures(rows: TokenRows, pictures: Pictures, reader: PictureReader | None, model: Any) -> TokenRows:
     """
-    Return rows as the model reads them: for a vision-language model, with positions on three axes.
+    Return rows as the model reads them: for a vision-language model, with placeholders and, if it has them, axes.
 
     Args:
         rows: B rows.
@@ -47,18 +47,20 @@ def add_pictures(rows: TokenRows, pictures: Pictures, reader: PictureReader | No
         start, stop = rows.bounds[row], rows.bounds[row + 1]
         if places and bool(rows["path_start"][start:stop].any()):
             raise DataError(f"row {row} has parallel paths and a picture, whose positions are not defined")
-        arrays = reader.read(rows["input_ids"][start:stop].int().numpy(), places)
-        num_patches.append(sum(len(each.pixel_values) for each in arrays))
-        if places:
-            axes = torch.from_numpy(axis_positions(model, stop - start, places, arrays)).T
-            shift[start:stop] = axes - rows["position_ids"][start:stop, None]
-        for place in places:
-            mask[start + place.start : start + place.stop] = 1
-    columns = rows.with_columns(**{AXIS_SHIFT: shift, IS_PICTURE: mask})
+        ids = rows["input_ids"][start:stop].int().numpy()
+        arrays = reader.read(ids, places)
+        num_patches.append(sum(each.num_patches for each in arrays))
+        if not places:
+            continue
+        mask[start:stop] = torch.from_numpy(reader.feature_rows(ids, places) >= 0)
+        if (axes := reader.family.axes(model, stop - start, places, arrays)) is not None:
+            shift[start:stop] = torch.from_numpy(axes).T - rows["position_ids"][start:stop, None]
+    added = {AXIS_SHIFT: shift, IS_PICTURE: mask} if reader.family.has_axes else {IS_PICTURE: mask}
+    columns = rows.with_columns(**added)
     return evolve(columns, pictures=PictureRows(tuple(map(tuple, pictures)), tuple(num_patches), reader))
 
 
-def picture_inputs(rows: TokenRows, positions: Tensor, scatter: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def picture_inputs(rows: TokenRows, positions: Tensor, scatter: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """
     Return the fields of a micro-batch that only vision-language models have; none for another model.
 
@@ -67,11 +69,9 @@ def picture_inputs(rows: TokenRows, positions: Tensor, scatter: Callable[[Tensor
         positions: (b, L) of the micro-batch.
         scatter: puts (N,) values of tokens into (b, L) columns, 0 on pads.
     """
-    if AXIS_SHIFT not in rows.columns:
-        return {}
-    axes = positions + torch.stack([scatter(shift) for shift in rows[AXIS_SHIFT].unbind(1)])
-    arrays = None if rows.pictures is None else rows.pictures.arrays()
-    if arrays is None:
-        return {"axes": axes}
-    pixels, grids = arrays
-    return {"axes": axes, "is_picture": scatter(rows[IS_PICTURE]).bool(), "pixel_values": pixels, "grids": grids}
+    fields: dict[str, Any] = {}
+    if AXIS_SHIFT in rows.columns:
+        fields["axes"] = positions + torch.stack([scatter(shift) for shift in rows[AXIS_SHIFT].unbind(1)])
+    if rows.pictures is not None and (inputs := rows.pictures.inputs()):
+        fields |= {"is_picture": scatter(rows[IS_PICTURE]).bool(), "pictures": inputs}
+    return fields

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
@@ -37,9 +36,7 @@ class PictureRows:
         places = tuple(self.places[row] for row in rows)
         return evolve(self, places=places, num_patches=tuple(self.num_patches[row] for row in rows))
 
-    def arrays(self) -> tuple[Tensor, Tensor] | None:
-        """Return the (patches, numbers) pixels and (pictures, 3) grids of all rows in order; None without pictures."""
+    def inputs(self) -> dict[str, Tensor]:
+        """Return the model's arguments for the pictures of all rows in order; none without pictures."""
         found = [self.reader.arrays(place.picture) for row in self.places for place in row]
-        if not found:
-            return None
-        return torch.cat([each.pixel_values for each in found]), torch.stack([each.grid for each in found])
+        return self.reader.family.collate(found) if found else {}

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.pictures import PictureArrays
+from turnwise_engine_support.picture_families import PictureArrays, family_of
 
 
 @define(eq=False)
@@ -26,53 +25,51 @@ class RowPictures:
     Attributes:
         places: of the pictures, in their order.
         arrays: of the pictures.
-        axes: (3, n) positions of the context's tokens in time, height and width.
+        rows: (n,) of the context's tokens, their rows in `features`; -1 for text.
+        axes: (3, n) positions of the context's tokens in time, height and width; None if they have plain positions.
     """
 
     places: tuple[PlacedPicture, ...]
     arrays: tuple[PictureArrays, ...]
-    axes: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    axes: NDArray[np.int64] | None
     _features: list[Tensor] = field(factory=list, init=False)
 
     def tree_ids(self, token_ids: Sequence[int]) -> list[int]:
         """Return ids in which the placeholders of a picture have a negative number that only its bytes have."""
         ids = list(token_ids)
         for place in self.places:
-            ids[place.start : place.stop] = [-1 - int(place.picture.key, 16)] * place.num_tokens
+            own = -1 - int(place.picture.key, 16)
+            for index in range(place.start, place.stop):
+                if self.rows[index] >= 0:
+                    ids[index] = own
         return ids
 
     def positions(self, size: int) -> NDArray[np.int64]:
-        """Return the (3, size) positions of the context and of the tokens sampled so far."""
+        """Return the (3, size) or (size,) positions of the context and of the tokens sampled so far."""
+        if self.axes is None:
+            return np.arange(size)
         sampled = int(self.axes.max()) + 1 + np.arange(size - self.axes.shape[1])
         return np.concatenate([self.axes, np.tile(sampled, (3, 1))], axis=1)
 
     def sources(self, queries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return for (q,) tokens the (q,) rows of their features in `features`; -1 for text."""
         found = np.full(len(queries), -1, np.int64)
-        before = 0
-        for place in self.places:
-            inside = (queries >= place.start) & (queries < place.stop)
-            found[inside] = queries[inside] - place.start + before
-            before += place.num_tokens
+        known = queries < len(self.rows)
+        found[known] = self.rows[queries[known]]
         return found
 
     def features(self, model: Any) -> list[Tensor]:
         """Return (n, H) features of all pictures' placeholders: for the first layer, and for some further layers."""
         if not self._features:
-            each = [_encode(model, arrays) for arrays in self.arrays]
+            family = family_of(model)
+            each = [family.encode(model, arrays) for arrays in self.arrays]
             self._features = [torch.cat(parts) for parts in zip(*each, strict=True)]
         return self._features
 
     def drop_features(self) -> None:
         """Forget the features: they are read in the prefill only, and depend on the weights."""
         self._features = []
-
-
-def _encode(model: Any, arrays: PictureArrays) -> list[Tensor]:
-    device = model.device
-    found = model.model.get_image_features(arrays.pixel_values.to(device), arrays.grid[None].to(device))
-    (vectors,) = found.pooler_output
-    return [vectors, *(vectors for (vectors,) in getattr(found, "deepstack_features", None) or ())]
 
 
 def encoder_outputs(
@@ -95,5 +92,4 @@ def encoder_outputs(
         chosen = torch.from_numpy(sources[sources >= 0]).to(model.device)
         mask[number, width - len(sources) :] = torch.from_numpy(sources >= 0).to(model.device)
         parts.append([vectors[chosen] for vectors in pictures.features(model)])
-    first, *further = zip(*parts, strict=True)
-    return {"image": SimpleNamespace(pooler_output=first, deepstack_features=further)}, mask
+    return {"image": family_of(model).encoder_output(list(zip(*parts, strict=True)))}, mask

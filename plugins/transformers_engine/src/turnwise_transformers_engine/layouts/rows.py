@@ -159,7 +159,7 @@ class Row:
             queries: (q,) indices of the tokens.
 
         Returns:
-            (q,) ids, (q,) or with pictures (3, q) positions, (q,) write slots, (n,) read slots, and (q, n) visibility.
+            (q,) ids, (q,) or (3, q) positions, (q,) write slots, (n,) read slots, and (q, n) visibility.
         """
         assert self.placement is not None
         _, block_start, path_start = self._columns

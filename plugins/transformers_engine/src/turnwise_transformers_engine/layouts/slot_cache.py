@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
-from turnwise_engine_support.pictures import placeholders_at
+from turnwise_engine_support.picture_families import placeholders_at
 from turnwise_transformers_engine.layouts.context_tree import TRASH
 from turnwise_transformers_engine.layouts.row_pictures import RowPictures, encoder_outputs
 
@@ -39,7 +39,7 @@ class ForwardInput:
 
     Attributes:
         token_ids: (B, Q).
-        positions: (B, Q), or (3, B, Q) in time, height and width if a row has pictures.
+        positions: (B, Q), or (3, B, Q) in time, height and width if a row has pictures and the model has these axes.
         write: (B, Q) slots for the queries' keys and values; `TRASH` for padding and for tokens that are cached.
         read: (B, L) slots of the keys.
         visible: (B, Q, L) bool; every query attends to at least one key.

@@ -1,12 +1,13 @@
 """
 Measures the bytes of pictures between driver, workers and replicas, and the memory that holds them.
 
-    python benchmarks/picture_cost.py [--episodes 100] [--pictures 8] [--kilobytes 100]
+    python benchmarks/picture_cost.py [--episodes 100] [--pictures 8] [--kilobytes 100] [--ray] [--strict]
 
 The messages are those of the runtime `ray`, pickled as between processes; there is no model. Each episode has
 another task with other pictures, and asks one of the replicas in each turn. Without a store, all pictures would travel
 with each request. The results do not depend on the machine. One process plays all parts and holds each picture once for
-all of them. So its peak of memory counts the pictures and the URLs of messages once; several processes need more.
+all of them. So its peak of memory counts the pictures and the URLs of messages once; several processes need more. With
+`--ray`, the processes are real ones, which count the bytes that come.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import picture_cluster
 from attrs import define, evolve, field
 from claims import Claim, report
 from ray import cloudpickle
@@ -182,8 +184,13 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100, help="(default: %(default)s)")
     parser.add_argument("--pictures", type=int, default=8, help="of each episode (default: %(default)s)")
     parser.add_argument("--kilobytes", type=int, default=100, help="of each picture (default: %(default)s)")
+    parser.add_argument("--ray", action="store_true", help="count in the processes of two workers and two replicas")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a claim does not hold")
     arguments = parser.parse_args()
-    report(measure_claims(arguments.episodes, arguments.pictures, 1000 * arguments.kilobytes))
+    measure = picture_cluster.measure_claims if arguments.ray else measure_claims
+    failed = report(measure(arguments.episodes, arguments.pictures, 1000 * arguments.kilobytes))
+    if arguments.strict and failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -276,7 +276,8 @@ class RolloutManager(EngineControl):
             `completed`, `truncated`, `timed_out`, `aborted` and `failed` episodes, and how many were `interrupted` by
             `min_fraction`, `resumed`, and `dropped` by the prompt policy. Under Ray also `retried` episodes of dead
             workers, `quarantined` ones that killed them, `worker_restarts`, `replica_restarts`, `migrations`: requests
-            that another replica ran than the one before of their episode, and `resent` requests of dead replicas.
+            that another replica ran than the one before of their episode, `resent` requests of dead replicas, and
+            `picture_bytes` that the workers and replicas that live now received as pictures.
         """
         thread = self._thread
         recoveries = thread.call(self.runtime.counts()) if thread is not None else {}

@@ -204,6 +204,30 @@ def test_any_order_of_requests(actions, max_bytes):
         assert set(sent.values()) <= {1}
 
 
+turns = st.lists(st.integers(0, 3), max_size=24)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(shown, min_size=4, max_size=4), turns, st.sampled_from([10**9, 120, 0]))
+def test_a_trajectory_keeps_its_pictures(shown, turns, max_bytes):
+    """Turns of trajectories that take turns send no picture again, however few the store holds."""
+
+    async def body(cluster):
+        counts = Counter()
+        for number in turns:
+            counts[number] += 1
+            asked = request(f"t{number}-{counts[number]}", shown[number], trajectory=f"t{number}")
+            asked = evolve(asked, token_ids=np.arange(6 + 2 * counts[number]))
+            await cluster.pools[number % NUM_WORKERS].generate(asked)
+            assert places(asked.pictures) == cluster.engines[0].seen[asked.request_id]
+        return cluster.sent
+
+    sent = run(body, max_bytes=max_bytes)
+    live = Counter(picture for number in set(turns) for picture in set(shown[number]))
+    for number, picture in enumerate(PICTURES):
+        assert sent[0, 1, picture.name] <= (1 if max_bytes == 10**9 else live[number])
+
+
 def test_workers_share_the_pictures_of_a_replica():
     """Forty requests of two workers send each of four pictures once, and then names alone."""
 

@@ -94,7 +94,7 @@ class ReplicaActor(LocatedActor):
 
     async def stats(self) -> dict[str, float]:
         """Return the engine's statistics, and the bytes received and sent."""
-        traffic = {"bytes_in": float(self._server.bytes_in), "bytes_out": float(self._server.bytes_out)}
+        traffic = {name: float(getattr(self._server, name)) for name in ("bytes_in", "bytes_out", "picture_bytes_in")}
         return {**self._engine.stats(), **traffic, "pid": float(os.getpid())}
 
     async def stop(self) -> None:

@@ -268,6 +268,7 @@ class RayRuntime:
 
     async def counts(self) -> dict[str, int]:
         workers = [await ask(slot, "stats", _REPLY_S) for slot in live(self.workers.slots)]
+        replicas = [await ask(slot, "stats", _REPLY_S) for slot in live(self.policy.slots)]
         return {
             "retried": self.dispatcher.num_retried,
             "quarantined": self.dispatcher.num_quarantined,
@@ -275,6 +276,7 @@ class RayRuntime:
             "replica_restarts": sum(max(0, slot.num_starts - 1) for slot in self.policy.slots),
             "migrations": int(sum(numbers.get("num_migrations", 0) for numbers in workers)),
             "resent": int(sum(numbers.get("num_resent", 0) for numbers in workers)),
+            "picture_bytes": int(sum(numbers.get("picture_bytes_in", 0) for numbers in (*workers, *replicas))),
         }
 
     async def waits(self) -> list[Wait]:

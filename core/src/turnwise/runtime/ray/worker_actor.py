@@ -212,7 +212,11 @@ class WorkerActor(PoolClientActor):
         return self._worker.waits()
 
     async def stats(self) -> dict[str, float]:
-        """Return the most episodes at once, migrated requests, and the tokens and pictures sent to replicas."""
+        """
+        Return the most episodes at once, migrated requests, and the tokens and pictures sent to replicas.
+
+        `packet_bytes_in` are the bytes of tasks with pictures, `picture_bytes_in` the bytes of these pictures.
+        """
         pool = self._pool
         return {
             "max_in_flight": self._worker.parts.max_in_flight,
@@ -220,6 +224,8 @@ class WorkerActor(PoolClientActor):
             "num_resent": pool.num_resent,
             "num_sent_tokens": pool.num_sent_tokens,
             "num_sent_pictures": pool.num_sent_pictures,
+            "packet_bytes_in": self._tasks.bytes_in,
+            "picture_bytes_in": self._tasks.picture_bytes_in,
             "pid": os.getpid(),
         }
 

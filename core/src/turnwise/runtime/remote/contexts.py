@@ -8,12 +8,14 @@ out, if two requests of a record overlap, or if a lost channel leaves a request 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 from attrs import define, field, frozen
 
+from turnwise.media import Picture, PictureName
 from turnwise.types import GenerateRequest, TokenArray
 
 _PROOF_BYTES: Final = 16
@@ -106,6 +108,8 @@ class Context:
 
     Attributes:
         request_id: of the last request, whose result the context takes.
+        pictures: of the last request. They stay as long as the trajectory: its next turn shows them again, when others
+            may have taken their place in a store.
     """
 
     request_id: str
@@ -113,6 +117,7 @@ class Context:
     _size: int
     _asked: int  # tokens of the last request
     _hash: blake2b  # of these
+    pictures: Mapping[PictureName, Picture] = field(factory=dict, init=False)
 
     @classmethod
     def start(cls, request_id: str, ids: TokenArray) -> Context:

@@ -90,8 +90,16 @@ class PacketSender:
 
 @define(eq=False)
 class PacketReceiver:
-    """Unpacks the packets of one sender."""
+    """
+    Unpacks the packets of one sender.
 
+    Attributes:
+        bytes_in: of all packets so far, pictures included.
+        picture_bytes_in: of the pictures that came in them.
+    """
+
+    bytes_in: int = field(default=0, init=False)
+    picture_bytes_in: int = field(default=0, init=False)
     _held: dict[PictureName, _Held] = field(factory=dict, init=False)
     _next: int = field(default=0, init=False)
 
@@ -104,6 +112,9 @@ class PacketReceiver:
         """Return the value of the next packet; `ValueError` for another one."""
         if packet.number != self._next:
             raise ValueError(f"packet {packet.number} came before packet {self._next}")
+        num_picture_bytes = sum(len(picture.data) for picture in packet.pictures)
+        self.picture_bytes_in += num_picture_bytes
+        self.bytes_in += num_picture_bytes + len(packet.pickled)
         self._held |= {picture.name: _Held(picture) for picture in packet.pictures}
         try:
             return cast("T", _NamedUnpickler(io.BytesIO(packet.pickled), self._held).load())

@@ -112,6 +112,9 @@ class ReplicaServer:
     Attributes:
         max_in_flight: most requests in the engine at once; others wait in the server.
         coalesce_s: shortest time in seconds between two messages to a worker while requests run.
+        bytes_in: of all messages that came, pictures included.
+        bytes_out: of all messages to workers.
+        picture_bytes_in: of the pictures that came.
     """
 
     engine: Engine
@@ -121,6 +124,7 @@ class ReplicaServer:
     pictures: PictureStore = field(factory=PictureStore)
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
+    picture_bytes_in: int = field(default=0, init=False)
     _clients: dict[int, _Client] = field(factory=dict, init=False)
     _running: dict[str, list[_Attempt]] = field(factory=dict, init=False)
     _num_tokens: int = field(default=0, init=False)
@@ -172,6 +176,7 @@ class ReplicaServer:
         """Handle a message of a worker; requests run in `group`."""
         self.bytes_in += message.num_bytes
         if isinstance(message, SentPicture):
+            self.picture_bytes_in += message.num_bytes
             self.pictures.add(message.picture)
             return
         for trajectory_id in message.released:
@@ -282,8 +287,11 @@ class ReplicaServer:
             self._num_tokens -= num_tokens
 
     async def _add_pictures(self, attempt: _Attempt) -> None:
-        names = [name for _start, _num_tokens, name in attempt.pictures]
-        held = await self.pictures.find(names, lambda name: self._ask(attempt.worker, name))
+        known, names = attempt.context.pictures, [name for _start, _num_tokens, name in attempt.pictures]
+        lacking = [name for name in names if name not in known]
+        found = await self.pictures.find(lacking, lambda name: self._ask(attempt.worker, name))
+        held = {name: known.get(name) or found[name] for name in names}
+        attempt.context.pictures = held
         placed = (
             PlacedPicture(start=start, num_tokens=num_tokens, picture=held[name])
             for start, num_tokens, name in attempt.pictures

@@ -116,3 +116,13 @@ def test_a_simulated_user(tmp_path: Path, takes_pictures: bool) -> None:
     ] * 4
     asked = [json.loads(line)["places"] for line in (tmp_path / "judged.jsonl").read_text().splitlines()]
     assert [[key for _start, _size, key in places] for places in asked] == [[CAT.key]] * 4
+
+
+def test_external_servers_refuse_a_picture(tmp_path: Path) -> None:
+    """Before the first request: nobody listens at the address, and the line names the row and the reason."""
+    engine = {"name": "openai", "urls": ["http://127.0.0.1:1"], "max_context": 4096}
+    done = roll_out(tmp_path, write_run(tmp_path, engine=engine, plugins=[*PLUGINS, "openai_engine"]))
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert "row 0 (task 'task0') has pictures, which need an engine with the capability pictures" in line

@@ -66,4 +66,6 @@ def test_the_asynchronous_trainer_refuses_pictures(tmp_path: Path, capsys: pytes
     pytest.importorskip("trl.experimental.async_grpo")
     command = ["trl", CONFIG, *FEW, "--async", "--steps", "1", "--prompts", "2", "--out", str(tmp_path / "out")]
     assert main(command) != 0
-    assert "pictures" in capsys.readouterr().err.strip().splitlines()[-1]
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "row 0 " in line
+    assert "has pictures, which TRL's AsyncGRPOTrainer has no place for: leave --async out" in line

@@ -11,8 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from turnwise import Task
+from turnwise.errors import ConfigError
 from turnwise.files import share_weights
 from turnwise_engine_support.picture_families import check_grids, supports_grids
+from turnwise_result_files.messages import shows_picture
 from turnwise_trl_bridge.picture_inputs import copy_processor
 from turnwise_trl_bridge.rollouts import Rollouts, build_dataset
 
@@ -54,6 +56,10 @@ def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespac
     from turnwise_trl_bridge.tree_attention import allow_cpu, use_sdpa_tree_attention
     from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker
 
+    for task in tasks:
+        if any(map(shows_picture, task.messages)):
+            row = f"row {task.sample_index} (task {task.uid!r})"
+            raise ConfigError(f"{row} has pictures, which TRL's AsyncGRPOTrainer has no place for: leave --async out")
     path = str(config.model_spec(weights=True).path)
     rollouts = Rollouts.from_config(config, tasks)
     rollout = config.rollout

@@ -3,11 +3,12 @@
 from collections import Counter
 
 import aiohttp
-from attrs import frozen
+from attrs import evolve, frozen
 from session_scenarios import Sessions
 
 from turnwise_gateway.dialects import find_dialect
 from turnwise_gateway.server import GatewayServer, SessionDirectory
+from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 USER = {"role": "user", "content": "Hi."}
 LEAST = {
@@ -48,6 +49,13 @@ class Sent:
     def message(self):
         """The text of an error, which each dialect has in the same place."""
         return self.body["error"]["message"]
+
+
+def make_engine(probe):
+    """An engine that says one word, and can end a turn at a string."""
+    sampled = [*probe.chat.tokenizer.encode("Yes."), probe.chat.stop_token_ids[0]]
+    capabilities = evolve(SCRIPTED_CAPABILITIES, stop_strings=True, grammars=True)  # the effect is what counts here
+    return ScriptedEngine(lambda _request: sampled, capabilities=capabilities)
 
 
 def send(dialect, *bodies, template_options=None, **options):

@@ -1,26 +1,17 @@
 """Every field of the documentation's table, sent to a real session in each dialect, has the effect that it says."""
 
 import pytest
-from attrs import evolve
-from real_requests import LEAST, TOOLS, send
+from real_requests import LEAST, TOOLS, make_engine, send
 from session_scenarios import user
 
 from turnwise_gateway.dialects import DIALECTS, find_dialect
 from turnwise_gateway.dialects.exchange import Received
 from turnwise_gateway.dialects.request_body import RequestBody, RequestMemory
-from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 NAMES = [dialect.name for dialect in DIALECTS]
 RULES = {dialect.name: dialect.fields.rules for dialect in DIALECTS}
 ROWS = {(rule.name, rule.form): rule for rules in RULES.values() for rule in rules}
 """The rows of the table in the documentation."""
-
-
-def make_engine(probe):
-    """An engine that says one word, and can end a turn at a string."""
-    sampled = [*probe.chat.tokenizer.encode("Yes."), probe.chat.stop_token_ids[0]]
-    capabilities = evolve(SCRIPTED_CAPABILITIES, stop_strings=True, grammars=True)  # the effect is what counts here
-    return ScriptedEngine(lambda _request: sampled, capabilities=capabilities)
 
 
 def ask(dialect, *bodies, **options):

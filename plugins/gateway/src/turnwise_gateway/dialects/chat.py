@@ -24,6 +24,7 @@ from turnwise_gateway.dialects.fields import (
     read_requested_sampling,
     read_template_options,
     refuse,
+    refuse_prefill,
     refuse_unsupported,
 )
 from turnwise_gateway.dialects.pictures import PictureForm, PictureReader, read_content
@@ -183,7 +184,7 @@ def _read_request(received: Received) -> ChatExchange:
             *read_format(request, "response_format", "json_schema"),
         ),
         max_tokens=_read_max_tokens(request),
-        stop=request.texts("stop"),
+        stop=request.texts("stop", may_be_one=True),
         requested_sampling=read_requested_sampling(request),
         template_options=read_template_options(request),
         logprobs=request.flag("logprobs"),
@@ -241,6 +242,7 @@ def _read_message(message: Fields, pictures: PictureReader | None, ignored: set[
 def _read_assistant(message: Fields) -> Message:
     if message.value("function_call") is not None:
         raise refuse_unsupported(message.name("function_call"), "use tool_calls")
+    refuse_prefill(message)
     found: dict[str, Any] = {"role": "assistant", "content": read_parts(message, "content", _TEXT_PARTS, "")}
     # Some clients send both names with one text.
     if reasoning := message.text("reasoning_content") or message.text("reasoning"):

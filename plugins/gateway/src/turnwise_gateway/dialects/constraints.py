@@ -13,6 +13,8 @@ from turnwise_gateway.constraint import ConstraintKind
 from turnwise_gateway.dialects.fields import MAX_NAME_CHARS, Fields, refuse, refuse_unsupported
 
 _FORMATS: Final = ("json_object", "json_schema")
+_MODES: Final = ("auto", "required")
+"""Of a choice of some tools."""
 
 
 def read_format(owner: Fields, key: str, inner: str = "") -> tuple[Constraint, ...]:
@@ -103,7 +105,8 @@ class ChoiceForms:
         owner = choice.object(key) if key else choice
         if owner is None:
             raise refuse(choice.name(key), "must be an object")
-        mode = owner.text("mode")
+        if (mode := owner.text("mode")) not in _MODES:
+            raise refuse(owner.name("mode"), f"must be {' or '.join(_MODES)}")
         names = [self._read_name(tool) for tool in owner.objects("tools") if tool.text("type") == self.named]
         if not names:
             raise refuse(owner.name("tools"), f"must have a tool of type {self.named}")

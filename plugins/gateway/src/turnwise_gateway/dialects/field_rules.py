@@ -50,7 +50,9 @@ class FieldRule:
 
     def is_neutral(self, value: object) -> bool:
         """Return whether a value changes nothing."""
-        return value is None or any(value == neutral for neutral in self.neutral)
+        # In Python a flag equals a number.
+        known = (each for each in self.neutral if isinstance(each, bool) == isinstance(value, bool))
+        return value is None or any(value == neutral for neutral in known)
 
     def body(self, value: object) -> dict[str, Any]:
         """Return the part of a request that gives the field a value."""

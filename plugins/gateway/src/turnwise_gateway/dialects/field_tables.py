@@ -145,7 +145,13 @@ RESPONSES_FIELDS: Final = FieldTable(
         serve("model", "policy"),
         serve("tools", [{"type": "function", "name": "add"}]),
         serve("max_output_tokens", 9),
-        serve("include", ["message.output_text.logprobs"], []),
+        serve(
+            "include",
+            ["message.output_text.logprobs"],
+            [],
+            form="`message.output_text.logprobs`, `reasoning.encrypted_content`",
+        ),
+        FieldRule(name="include", form="other parts", effect="ignored", example=["file_search_call.results"]),
         serve("stream", True, False),
         serve("tool_choice", "none", "auto", form="`auto`, `none`"),
         FieldRule(

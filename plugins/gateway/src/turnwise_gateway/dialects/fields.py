@@ -116,12 +116,15 @@ class Fields:
         for number, item in enumerate(islice(value, start, None), start):
             yield as_fields(item, f"{self.name(key)}[{number}]")
 
-    def texts(self, key: str) -> tuple[str, ...]:
-        """Return strings from a list or from a single string."""
+    def texts(self, key: str, *, may_be_one: bool = False) -> tuple[str, ...]:
+        """Return the strings of a list; `may_be_one` takes a single string too."""
         value = self.value(key)
-        items = [value] if isinstance(value, str) else value or []
+        if value is None:
+            return ()
+        items = [value] if may_be_one and isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
-            raise refuse(self.name(key), "must be a string or a list of strings, none of them empty")
+            one = "a string or " if may_be_one else ""
+            raise refuse(self.name(key), f"must be {one}a list of strings, none of them empty")
         if len(items) > MAX_TEXTS or any(len(item) > MAX_NAME_CHARS for item in items):
             raise refuse(
                 self.name(key), f"has more than {MAX_TEXTS} strings, or one of more than {MAX_NAME_CHARS} characters"
@@ -165,6 +168,13 @@ def read_parts(owner: Fields, key: str, kinds: Mapping[str, str], separator: str
             raise refuse_unsupported(part.path, f"it has the type {kind!r}, and the model reads text only")
         texts.append(part.text(kinds[kind]) or "")
     return separator.join(texts)
+
+
+def refuse_prefill(message: Fields) -> None:
+    """Refuse a message of the assistant that the next turn shall continue, as Mistral and Moonshot call it."""
+    for key in ("partial", "prefix"):
+        if message.flag(key):
+            raise refuse_unsupported(message.name(key), "the model begins each turn itself")
 
 
 def read_requested_sampling(request: Fields, max_temperature: float = 2.0) -> dict[str, float | int]:

@@ -22,6 +22,7 @@ from turnwise_gateway.dialects.fields import (
     read_requested_sampling,
     read_template_options,
     refuse,
+    refuse_prefill,
     refuse_unsupported,
 )
 from turnwise_gateway.dialects.pictures import PictureForm, PictureReader, read_content
@@ -40,6 +41,9 @@ _AGENT_PARTS: Final = {"input_text": "text", "encrypted_content": "encrypted_con
 _CHOICES: Final = ChoiceForms(
     words={"auto": "auto", "none": "none", "required": "required"}, named="function", allowed=""
 )
+_LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+_INCLUDED: Final = frozenset({_LOGPROBS, _ENCRYPTED})
+"""The parts of a response that a request may ask for."""
 _ROLES: Final = {"system": "system", "developer": "system"}
 _STATE: Final = ("conversation", "prompt")
 
@@ -61,7 +65,7 @@ def _read_request(received: Received) -> ResponsesExchange:
     _refuse_state(request)
     tools, namespaces = received.read_field(request, "tools", _read_all_tools, ignored)
     include, options = request.texts("include"), request.object("stream_options") or Fields({})
-    ignored.update(options.unread())
+    ignored.update((*options.unread(), *(() if {*include} <= _INCLUDED else ("include",))))
     choice, constraints = _CHOICES.read(request, tools, ignored, [name for _, name in namespaces.values()])
     conversation = _read_conversation(received, request, ignored)
     instructions = request.text("instructions")
@@ -79,11 +83,11 @@ def _read_request(received: Received) -> ResponsesExchange:
         max_tokens=request.integer("max_output_tokens", 1),
         requested_sampling=read_requested_sampling(request),
         template_options=read_template_options(request),
-        logprobs="message.output_text.logprobs" in include,
+        logprobs=_LOGPROBS in include,
         stream=request.flag("stream"),
         model=request.short_text("model"),
     )
-    keeps = request.value("store") is not False
+    keeps = request.value("store") is None or request.flag("store")
     call = received.complete(call, {*ignored, *request.unread()})
 
     def keep(response: Mapping[str, Any]) -> None:
@@ -95,7 +99,7 @@ def _read_request(received: Received) -> ResponsesExchange:
     return ResponsesExchange(
         call,
         namespaces=namespaces,
-        encrypts="reasoning.encrypted_content" in include,
+        encrypts=_ENCRYPTED in include,
         id=received.responses.name_response(call.digest),
         keep=keep if keeps else None,
     )
@@ -196,6 +200,7 @@ def _add_message(messages: list[Message], item: Fields, pictures: PictureReader 
     elif role in _ROLES:
         messages.append({"role": _ROLES[role], "content": read_parts(item, "content", _TEXT_PARTS, "\n")})
     elif role == "assistant":
+        refuse_prefill(item)
         # Some clients send reasoning as a message before that of the text: both are one turn.
         turn, text = _take_turn(messages), read_parts(item, "content", _TEXT_PARTS, "")
         # Text behind a call is another message of the same text.

@@ -16,6 +16,7 @@ from turnwise.protocols import ToolParser
 from turnwise.types import Task, TokenArray, ToolCall, ToolSchema
 
 COLUMN: Final = "tools"
+LATER_COLUMN: Final = "later_tools"
 _FORM: Final = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
 
 
@@ -29,10 +30,26 @@ def read_task_tools(task: Task) -> tuple[ToolSchema, ...] | None:
     Raises:
         DataError: the column has another form; one line that names the task.
     """
-    found: Any = task.extra.get(COLUMN)
+    return _read_column(task, COLUMN)
+
+
+def read_later_tools(task: Task) -> tuple[ToolSchema, ...]:
+    """
+    Return the schemas in the column `later_tools` of a task: tools of the task that the prompt does not show.
+
+    The model may call them, because a later message describes them. The column has the form of `tools`.
+
+    Raises:
+        DataError: as `read_task_tools`.
+    """
+    return _read_column(task, LATER_COLUMN) or ()
+
+
+def _read_column(task: Task, column: str) -> tuple[ToolSchema, ...] | None:
+    found: Any = task.extra.get(column)
     if found is None:
         return None
-    where = f"task {task.uid!r} (row {task.sample_index}): column {COLUMN!r}"
+    where = f"task {task.uid!r} (row {task.sample_index}): column {column!r}"
     if isinstance(found, str):
         try:
             found = json.loads(found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from turnwise import Status, ToolCall
 from turnwise.cli import main
 from turnwise.errors import ConfigError, DataError
-from turnwise.task_tools import read_task_tools
+from turnwise.task_tools import read_later_tools, read_task_tools
 from turnwise_plain_functions import tool
 from turnwise_result_files import read_results
 from turnwise_testing.engines.scripted import ScriptedEngine
@@ -23,6 +23,7 @@ from turnwise_tool_agent.config import ToolAgentConfig
 SUGAR = {"type": "object", "properties": {"sugar": {"type": "integer"}}, "required": ["sugar"]}
 BREW = {"type": "function", "function": {"name": "brew", "description": "Brew tea.", "parameters": SUGAR}}
 DOUBLE = {"type": "function", "function": {"name": "double", "description": "Double it.", "parameters": {}}}
+HALVE = {"type": "function", "function": {"name": "halve", "description": "Halve it.", "parameters": {}}}
 
 
 def double(n: int) -> int:
@@ -49,8 +50,8 @@ def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def converse(*texts, column, run_tools=(), parser=None, **options):
-    """Run one episode of a task with this column `tools`, whose model writes one text per turn."""
+def converse(*texts, column, later=None, run_tools=(), parser=None, **options):
+    """Run one episode of a task with these columns of tools, whose model writes one text per turn."""
     resources = evolve(probe_resources(), tools={func.__name__: tool(func) for func in run_tools})
     resources = resources if parser is None else evolve(resources, parser=parser)
     agent = make_tool_agent(ToolAgentConfig(**options), resources)
@@ -60,7 +61,7 @@ def converse(*texts, column, run_tools=(), parser=None, **options):
     async def run():
         engine = ScriptedEngine(lambda _request: next(turns))
         await engine.start()
-        task = make_task(extra={"tools": column})
+        task = make_task(extra={"tools": column, "later_tools": later})
         return await probe.run(task, engine=engine, limits=probe.limits(prompt_length=4096))
 
     done = asyncio.run(run())
@@ -113,6 +114,26 @@ def test_a_call_of_a_tool_that_only_the_task_has_ends_a_mixed_conversation():
     assert done.result.metrics.num_tool_calls == 1
 
 
+@pytest.mark.parametrize("later", [[DOUBLE], json.dumps([DOUBLE])], ids=["list", "json"])
+def test_a_later_tool_is_not_shown_and_runs(later):
+    """In any turn: a message of the user may describe it. The run's other tools refuse as before."""
+    texts = [call("double", n=4), call("halve", n=8), call("double", n=5), "10"]
+    done, prompt = converse(*texts, column=[HALVE], later=later, run_tools=[double, halve])
+    assert "Halve it." in prompt
+    assert "Double" not in prompt
+    assert [each["content"] for each in done.result.messages if each["role"] == "tool"] == ["8", "4", "10"]
+    texts = [call("double", n=4), call("halve", n=8), "4"]
+    done, _ = converse(*texts, column=[DOUBLE], later=[], run_tools=[double, halve])
+    results = [each["content"] for each in done.result.messages if each["role"] == "tool"]
+    assert results == ["8", "Error: there is no tool 'halve'; the tools are: double"]
+
+
+def test_a_call_of_a_later_tool_that_nobody_runs_ends_the_episode():
+    """As of a tool that the prompt shows."""
+    done, _ = converse(call("brew", sugar=1), column=[DOUBLE], later=[BREW], run_tools=[double])
+    assert done.episode.memory["ended_by"] == "calls"
+
+
 def test_an_empty_column_shows_no_tools():
     """Not those of the run."""
     _, prompt = converse("Hello.", column=[], run_tools=[double])
@@ -137,7 +158,8 @@ def test_the_parser_reads_a_turn_by_the_tools_of_the_task():
     """Formats without types in their values need them."""
     parser = TypedParser()
     converse("anything", column=[BREW], run_tools=[double], parser=parser)
-    assert parser.seen == [["brew"]]
+    converse("anything", column=[BREW], later=[DOUBLE], parser=parser)
+    assert parser.seen == [["brew"], ["brew", "double"]]
 
 
 def test_tools_without_a_parser_end_the_run():
@@ -158,23 +180,25 @@ json_values = st.recursive(
 @given(st.one_of(json_values, st.lists(st.just(BREW) | json_values, max_size=3)))
 def test_a_column_is_tools_or_an_error(column):
     """Any JSON value gives schemas with names, nothing, or one line that names the task."""
-    task = make_task(extra={"tools": column})
+    task = make_task(extra={"tools": column, "later_tools": column})
     with suppress(DataError):
         found = read_task_tools(task)
         assert (found is None) == (column is None)
         assert all(schema["function"]["name"] for schema in found or ())
+        assert read_later_tools(task) == (found or ())
         return
-    with pytest.raises(DataError, match=r"^task 'probe-0' \(row 0\): column 'tools'.*$"):
-        read_task_tools(task)
+    for name, read in (("tools", read_task_tools), ("later_tools", read_later_tools)):
+        with pytest.raises(DataError, match=rf"^task 'probe-0' \(row 0\): column '{name}'.*$"):
+            read(task)
 
 
 @pytest.fixture
 def rows(tmp_path):
     """Write rows with a column `tools`."""
 
-    def write(*columns):
+    def write(*columns, name="tools"):
         lines = [
-            json.dumps({"prompt": f"Brew number {n}.", "ground_truth": "1", "tools": each})
+            json.dumps({"prompt": f"Brew number {n}.", "ground_truth": "1", name: each})
             for n, each in enumerate(columns)
         ]
         (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -197,3 +221,5 @@ def test_rows_with_tools_from_the_command_line(tmp_path, rows, capsys):
     assert main(["rollout", *wrong, *more, str(tmp_path / "refused")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert sum("column 'tools': schema 0 must have the form" in line for line in lines) == 1
+    assert main(["rollout", *rows(["brew"], name="later_tools"), *more, str(tmp_path / "refused")]) == 2
+    assert "column 'later_tools': schema 0 must have the form" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from turnwise.messages import UNNAMED_CALL, build_turn_message, encode_beside_lo
 from turnwise.naming import name_calls
 from turnwise.protocols import PictureChat
 from turnwise.showing import show_result
-from turnwise.task_tools import parse_turn, read_task_tools
+from turnwise.task_tools import parse_turn, read_later_tools, read_task_tools
 from turnwise.types import MediaTokens, TokenArray, ToolSchema
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_agent.truncation import truncate
@@ -100,6 +100,7 @@ class ToolAgent:
 
     def _prompt(self, messages: Sequence[Message], task: Task) -> TokenArray | MediaTokens:
         tools = self._tools_of(task)
+        read_later_tools(task)  # a wrong column ends the run before its first episode
         if not tools or self._config.tools_in_prompt:
             return self._render(messages)
         try:
@@ -152,7 +153,7 @@ class ToolAgent:
     def _parse_turn(self, token_ids: TokenArray, task: Task) -> tuple[str, Sequence[ToolCall]]:
         if self._parser is None:
             return self._chat.text(token_ids), ()
-        return parse_turn(self._parser, token_ids, self._tools_of(task))
+        return parse_turn(self._parser, token_ids, (*self._tools_of(task), *read_later_tools(task)))
 
     def _next_state(self, episode: Episode) -> State:
         """Decide after a turn whether tools run, the user replies, or the episode ends."""
@@ -175,7 +176,7 @@ class ToolAgent:
         own = read_task_tools(task)
         if not calls or own is None:
             return False
-        names = {schema["function"]["name"] for schema in own}
+        names = {*_names((*own, *read_later_tools(task)))}
         outside = names - self._names
         return outside == names or any(call["name"] in outside for call in calls)
 
@@ -194,11 +195,11 @@ class ToolAgent:
     def _limited_calls(self, calls: Sequence[Mapping[str, Any]], task: Task) -> Iterator[ToolCall]:
         """Yield the calls of a turn; each that must not run has an error."""
         limit, own = self._config.max_parallel_calls, read_task_tools(task)
-        shown = None if own is None else [schema["function"]["name"] for schema in own]
+        known = None if own is None else _names((*own, *read_later_tools(task)))
         for index, call in enumerate(calls):
             error = call["error"]
-            if not error and shown is not None and call["name"] not in shown:
-                error = unknown_tool(call["name"], shown)
+            if not error and known is not None and call["name"] not in known:
+                error = unknown_tool(call["name"], _names(own or ()))
             if not error and index >= limit:
                 error = f"Error: this call was not run: {_too_many(limit)}"
             sampled = call.get("sampled_id")
@@ -251,6 +252,10 @@ class ToolAgent:
         episode.memory["user_turns"] += 1
         episode.memory["calls"] = []
         return State.GENERATING
+
+
+def _names(tools: Sequence[ToolSchema]) -> list[str]:
+    return [schema["function"]["name"] for schema in tools]
 
 
 def _too_many(limit: int) -> str:

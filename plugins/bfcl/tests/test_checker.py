@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from turnwise.errors import DataError
 from turnwise_bfcl.checker import Call, check_calls
 from turnwise_bfcl.data_files import fetch_wheel, read_answers, read_questions
+from turnwise_bfcl.multi_turn import CATEGORIES as MULTI_TURN
+from turnwise_bfcl.multi_turn import read_functions
 from turnwise_bfcl.schemas import parameter_types, tool_schema
 from turnwise_bfcl.source import CATEGORIES, WITHOUT_ANSWERS
 
@@ -149,7 +151,7 @@ def package(wheel, tmp_path):
 def entries():
     """Yield the category, functions, answers and id of each task that has answers."""
     for category in CATEGORIES:
-        if category in WITHOUT_ANSWERS:
+        if category in (*WITHOUT_ANSWERS, *MULTI_TURN):
             continue
         answers = {each["id"]: each["ground_truth"] for each in read_answers(category, None)}
         for entry in read_questions(category, None):
@@ -181,10 +183,17 @@ def test_verdicts_equal_those_of_the_original():
 def test_schemas_equal_those_of_the_original():
     """But for types that are nested deeper than the original translates."""
     translate, differing = load_tools(), []
-    for category in CATEGORIES:
-        for entry in read_questions(category, None):
-            for function in entry["function"]:
-                ours, theirs = tool_schema(function)["function"], translate(function)
-                if theirs != ours:
-                    differing.append((function["name"], theirs, ours))
+    of_tasks = [
+        function
+        for category in CATEGORIES
+        if category not in MULTI_TURN
+        for entry in read_questions(category, None)
+        for function in entry["function"]
+    ]
+    of_programs = [function for functions in read_functions(None).values() for function in functions]
+    assert len(of_programs) == 128
+    for function in (*of_tasks, *of_programs):
+        ours, theirs = tool_schema(function)["function"], translate(function)
+        if theirs != ours:
+            differing.append((function["name"], theirs, ours))
     assert differing == []

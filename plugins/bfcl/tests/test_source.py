@@ -14,7 +14,7 @@ from turnwise_bfcl import data_files
 from turnwise_bfcl.source import CATEGORIES, WITHOUT_ANSWERS, BfclSource
 from turnwise_result_files import read_results
 
-COUNTS = (400, 200, 200, 200, 258, 1053, 16, 24, 240, 884, 16)
+COUNTS = (400, 200, 200, 200, 258, 1053, 16, 24, 240, 884, 16, 200, 200, 200, 200)
 """Tasks of each of `CATEGORIES`."""
 
 
@@ -53,6 +53,7 @@ def test_a_size_is_a_draw_by_the_seed():
         ("simple_python?folder=/nowhere", "/nowhere/BFCL_v4_simple_python.json: No such file or directory"),
         (text_of("live_simple"), "BFCL_v4_live_simple.json: No such file or directory"),
         ("simple_java", "unknown category 'simple_java'"),
+        (text_of("multi_turn_base"), "BFCL_v4_multi_turn_base.json: No such file or directory"),
     ],
 )
 def test_mistakes_are_one_line(text, error):
@@ -70,7 +71,7 @@ def test_mistakes_are_one_line(text, error):
         ('{"id": "a", "question": [], "function": []}', "entry 'a' is not in the leaderboard's form"),
         ('{"id": "a", "question": [[{"role": "user", "content": "?"}]], "function": [{}]}', "entry 'a'"),
         ('{"id": "a", "question": [[]]}', "KeyError('function')"),
-        ("3", "expected an object with an 'id' in each line"),
+        ("3", "expected an object with the key 'id' in each line"),
     ],
 )
 def test_a_damaged_folder_is_one_line(tmp_path, line, error):

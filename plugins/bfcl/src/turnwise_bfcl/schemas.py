@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,7 +25,8 @@ _TYPES: Final[Mapping[str, str]] = {
 """JSON types by the leaderboard's; any other one, such as `any`, is a string, as in its own prompts."""
 _PYTHON: Final = " Note that the provided function is in Python 3 syntax."
 _FLOAT: Final = " This is a float type value."
-"""Two sentences that the leaderboard adds to descriptions. Without them a score would not be comparable."""
+_RESPONSE: Final = " The response field has the following schema: "
+"""Sentences that the leaderboard adds to descriptions. Without them a score would not be comparable."""
 
 
 def tool_schema(function: JsonDict) -> JsonDict:
@@ -35,6 +37,8 @@ def tool_schema(function: JsonDict) -> JsonDict:
     """
     found: Any = copy.deepcopy(function)
     found["description"] = f"{found.get('description', '')}{_PYTHON}"
+    if "response" in found:
+        found["description"] += f"{_RESPONSE}{json.dumps(found.pop('response'))}"
     found["parameters"]["type"] = "object"
     for schema in found["parameters"].get("properties", {}).values():
         _translate(schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
 from typing import Any, Final
 
@@ -13,6 +13,8 @@ from turnwise.errors import DataError
 from turnwise.plugin.registry import did_you_mean
 from turnwise.types import JsonDict
 from turnwise_bfcl.data_files import read_answers, read_questions
+from turnwise_bfcl.multi_turn import CATEGORIES as MULTI_TURN
+from turnwise_bfcl.multi_turn import make_row, read_functions
 from turnwise_bfcl.schemas import parameter_types, tool_schema
 from turnwise_task_files import parse_text
 
@@ -28,6 +30,7 @@ CATEGORIES: Final = (
     "live_parallel",
     "live_parallel_multiple",
     *WITHOUT_ANSWERS,
+    *MULTI_TURN,
 )
 
 
@@ -95,12 +98,15 @@ def _category_rows(category: str, options: Options) -> list[JsonDict]:
     questions = read_questions(category, options.folder)
     answers: list[JsonDict] = [] if category in WITHOUT_ANSWERS else read_answers(category, options.folder)
     by_id = {str(each["id"]): each for each in answers}
-    return [_row(category, each, by_id) for each in questions]
+    programs = read_functions(options.folder) if category in MULTI_TURN else {}
+    return [_row(category, each, by_id, programs) for each in questions]
 
 
-def _row(category: str, entry: Any, answers: Mapping[str, Any]) -> JsonDict:
+def _row(category: str, entry: Any, answers: Mapping[str, Any], programs: Mapping[str, Sequence[JsonDict]]) -> JsonDict:
     name = str(entry["id"])
     try:
+        if programs:
+            return make_row(category, entry, answers[name]["ground_truth"], programs)
         (messages,) = entry["question"]
         functions = entry["function"]
         return {

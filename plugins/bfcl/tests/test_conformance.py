@@ -1,10 +1,12 @@
-"""The task source and the reward pass the conformance suites."""
+"""The task source, the reward and the tools pass the conformance suites."""
 
 import pytest
 from attrs import evolve
 from bfcl_inputs import DATA, tasks_of, text_of
 
-from turnwise_testing import RewardExample, RewardSuite, TaskSourceExample, TaskSourceSuite
+from turnwise.errors import DataError
+from turnwise_bfcl.data_files import fetch_wheel
+from turnwise_testing import RewardExample, RewardSuite, TaskSourceExample, TaskSourceSuite, ToolSuite
 
 
 class TestBfclSource(TaskSourceSuite):
@@ -45,3 +47,25 @@ class TestBfclReward(RewardSuite):
             )
             for task, value in ((simple, 0.0), (irrelevant, 1.0), (relevant, 0.0))
         )
+
+
+@pytest.mark.slow
+class TestBfclTools(ToolSuite):
+    """Without calls, which need a task of a multi-turn category: `test_multi_turn.py` has them."""
+
+    entry_point = "bfcl"
+    module = "turnwise_bfcl"
+    registered = "bfcl"
+
+    @pytest.fixture(autouse=True)
+    def wheel(self):
+        """The functions are in the leaderboard's wheel."""
+        try:
+            fetch_wheel()
+        except DataError as error:
+            pytest.skip(f"needs the wheel of bfcl-eval from the package index: {error}")
+
+    @pytest.fixture
+    def examples(self):
+        """None."""
+        return ()

@@ -86,6 +86,18 @@ class Family:
 _PIXTRAL_MARKS = ("[IMG_BREAK]", "[IMG_END]")
 _PIXTRAL_IMAGES = {"size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}}
 _LLAMA_MARKS = ("<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
+_COHERE = {
+    **{"image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>"},
+    "img_line_break_token": "<|IMG_LINE_BREAK|>",
+}
+_LFM_MARKS = (
+    *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+)
+_LFM_IMAGES = {
+    **{"tile_size": 32, "encoder_patch_size": 4, "min_tiles": 2, "max_tiles": 4, "size": {"height": 32, "width": 32}},
+    **{"min_image_tokens": 4, "max_image_tokens": 16, "return_row_col_info": True},
+}
 _AYA_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 5)))
 _AYA_OPTIONS = {
     **{"patch_size": 4, "img_size": 16, "downsample_factor": 2, "image_token": "<image>"},
@@ -167,6 +179,35 @@ FAMILIES = {
             image_options={"size": {"shortest_edge": 1024, "longest_edge": 20_000}, "patch_size": 4},
         ),
         placeholder="<|image|>",
+    ),
+    "gemma4": Family(
+        partial(
+            save_family,
+            name="Gemma4",
+            token="<|image|>",
+            named={"image_token": "<|image|>"} | _SOUND | _FRAME,
+            image_options={"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        ),
+        placeholder="<|image|>",
+        needs="torchvision",
+    ),
+    "cohere2-vision": Family(
+        partial(
+            save_family,
+            name="Cohere2Vision",
+            token="<|IMG_PATCH|>",
+            named=_COHERE,
+            image_options={"size": _SQUARE, "patch_size": 2, "max_patches": 4},
+        ),
+        placeholder="<|IMG_PATCH|>",
+        has_tiles=True,
+        needs="torchvision",
+    ),
+    "lfm2-vl": Family(
+        partial(save_family, name="Lfm2Vl", token="<image>", marks=_LFM_MARKS, image_options=_LFM_IMAGES),
+        placeholder="<image>",
+        has_tiles=True,
+        needs="torchvision",
     ),
     "aya": Family(
         partial(

@@ -2,7 +2,7 @@
 Measures workspaces: starts per second, latency of a command, memory and processor time, beside the bare engine's own.
 
     python benchmarks/workspaces.py [--backends bubblewrap podman] [--rounds 5] [--starts 20] [--commands 50]
-        [--at-once 8]
+        [--at-once 8] [--warm 2]
 
 Needs bubblewrap, and for podman what the tests of containers need: root, podman, runc and busybox-static. The bare
 variants run the same engine by `subprocess`, without an owner, slots, a supervisor or limits of output:
@@ -16,6 +16,8 @@ minimum and maximum over the rounds:
 - starts/s, one after the other and `--at-once` together: start and end of a workspace;
 - ms/command: `true` in a running workspace, one after the other;
 - MiB: proportional memory of all processes of an idle workspace, the engine's monitor included;
+- ms/episode start: until an episode has its workspace with one file. In the variants with `warm` there is a pause until
+  the warm workspaces are there, so that this is the best that they can do; starts/s has no pauses;
 - CPU ms/start: of this process and the processes that it has waited for; a monitor in the background does not count.
 """
 
@@ -26,9 +28,11 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,10 +45,13 @@ from turnwise_workspaces import Command, Workspace, WorkspaceBackend, WorkspaceS
 from turnwise_workspaces.bubblewrap import BubblewrapBackend
 from turnwise_workspaces.config import BubblewrapConfig, ContainersConfig
 from turnwise_workspaces.containers import ContainersBackend
+from turnwise_workspaces.owner import WorkspaceOwner
+from turnwise_workspaces.slots import Slots
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins/workspaces/tests"))
 from images import ENGINE, IMAGE, RUN_OPTIONS, why_no_containers
 
+FILES: Final = {"task.txt": b"Add the numbers.\n"}
 TRUE: Final = Command(argv=("true",), timeout_s=60.0)
 OPTIONS: Final = ("--network", "none", "--memory", "1024m", "--pids-limit", "128", "--stop-signal", "KILL")
 BOX: Final = (
@@ -63,6 +70,7 @@ class Figures:
     cpu_ms: float
     command_ms: float | None = None
     memory_mib: float | None = None
+    episode_ms: float | None = None
 
 
 @frozen
@@ -72,6 +80,7 @@ class Sizes:
     starts: int
     commands: int
     at_once: int
+    warm: int
 
 
 async def measure_backend(backend: WorkspaceBackend, spec: WorkspaceSpec, sizes: Sizes) -> Figures:
@@ -92,6 +101,33 @@ async def measure_backend(backend: WorkspaceBackend, spec: WorkspaceSpec, sizes:
         figures.memory_mib = memory_of(workspace)
     finally:
         await workspace.close()
+    return figures
+
+
+async def measure_episodes(backend: WorkspaceBackend, spec: WorkspaceSpec, sizes: Sizes, num_warm: int) -> Figures:
+    """Return the figures of the starts of episodes by the owner of workspaces, with so many warm ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        slots = Slots(Path(folder), 64, 60.0)
+        owner = WorkspaceOwner(backend, slots, num_warm=num_warm)
+        seconds = 0.0
+        try:
+            for number in range(num_warm + sizes.starts):
+                while owner.warm.num_ready < min(number, num_warm):  # noqa: ASYNC110 - it sets no event
+                    await asyncio.sleep(0.001)
+                started = time.perf_counter()
+                workspace = await owner.open(spec)
+                # The first episodes tell how many are to be warm.
+                seconds += time.perf_counter() - started if number >= num_warm else 0.0
+                await owner.close(workspace)
+            await owner.warm.close()
+
+            async def use() -> None:
+                await owner.close(await owner.open(spec))
+
+            figures = await measure_starts(use, sizes)
+        finally:
+            await owner.warm.close()
+    figures.episode_ms = seconds / sizes.starts * 1e3
     return figures
 
 
@@ -183,6 +219,7 @@ def variants(backends: Sequence[str], sizes: Sizes) -> Mapping[str, Callable[[],
         boxes = BubblewrapBackend(BubblewrapConfig(), Resources())
         found["bare bubblewrap"] = lambda: measure_bare_boxes(sizes)
         found["bubblewrap"] = lambda: measure_backend(boxes, WorkspaceSpec(), sizes)
+        add_episodes(found, "bubblewrap", boxes, WorkspaceSpec(files=FILES), sizes)
     if "podman" in backends:
         if reason := why_no_containers():
             raise SystemExit(f"podman: {reason}")
@@ -190,12 +227,25 @@ def variants(backends: Sequence[str], sizes: Sizes) -> Mapping[str, Callable[[],
         containers = ContainersBackend(config, Resources())
         found["bare podman"] = lambda: measure_bare_podman(sizes)
         found["podman"] = lambda: measure_backend(containers, WorkspaceSpec(image=IMAGE), sizes)
+        add_episodes(found, "podman", containers, WorkspaceSpec(image=IMAGE, files=FILES), sizes)
     return found
+
+
+def add_episodes(
+    found: dict[str, Callable[[], Awaitable[Figures]]],
+    name: str,
+    backend: WorkspaceBackend,
+    spec: WorkspaceSpec,
+    sizes: Sizes,
+) -> None:
+    """Add the variants of a backend whose workspaces have an owner: without warm ones, and with some."""
+    for number in (0, sizes.warm):
+        found[f"{name}, warm: {number}"] = partial(measure_episodes, backend, spec, sizes, number)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, list[Figures]]:
     """Return the figures of each variant in each round."""
-    sizes = Sizes(options.starts, options.commands, options.at_once)
+    sizes = Sizes(options.starts, options.commands, options.at_once, options.warm)
     chosen = variants(options.backends, sizes)
     found: dict[str, list[Figures]] = {name: [] for name in chosen}
     for _ in range(options.rounds):
@@ -210,24 +260,25 @@ def show(found: Mapping[str, Sequence[Figures]], at_once: int) -> None:
     columns = {
         "starts": "starts/s",
         "starts_at_once": f"starts/s, {at_once} at once",
+        "episode_ms": "ms/episode start",
         "cpu_ms": "CPU ms/start",
         "command_ms": "ms/command",
         "memory_mib": "MiB",
     }
-    print("variant".ljust(16), *(label.rjust(26) for label in columns.values()))
+    print("variant".ljust(20), *(label.rjust(26) for label in columns.values()))
     for name, figures in found.items():
         cells = []
         for column in columns:
             values = [value for each in figures if (value := getattr(each, column)) is not None]
             cells.append(format_spread(values, 1) if values else "-")
-        print(name.ljust(16), *(cell.rjust(26) for cell in cells))
+        print(name.ljust(20), *(cell.rjust(26) for cell in cells))
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", nargs="+", choices=("bubblewrap", "podman"), default=["bubblewrap", "podman"])
-    for name, default in (("rounds", 5), ("starts", 20), ("commands", 50), ("at-once", 8)):
+    for name, default in (("rounds", 5), ("starts", 20), ("commands", 50), ("at-once", 8), ("warm", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     show(asyncio.run(measure(options)), options.at_once)

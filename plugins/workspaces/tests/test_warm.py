@@ -113,14 +113,16 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(warm_module, "_POLL_S", 0.001)
     monkeypatch.setattr(warm_module, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(owner_module, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(owner_module, "_FILE_S", 3600.0)  # no warm workspace may have so long
 
 
 def run_with(setup: Setup, body: Callable[[], Awaitable[None]]) -> None:
     """Run a test, and expect that nothing is left."""
 
     async def run():
-        await body()
-        await setup.expect_nothing_left()
+        async with asyncio.timeout(30):
+            await body()
+            await setup.expect_nothing_left()
 
     asyncio.run(run())
 

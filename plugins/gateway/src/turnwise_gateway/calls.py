@@ -58,6 +58,7 @@ class ModelCall:
         constraints: forms of the turn that the agent asks for.
         max_tokens: of this turn; None leaves it to the budget.
         stop: strings that end the turn.
+        stop_param: name of the field with them.
         requested_sampling: sampling parameters that the agent asked for, by their names in `SamplingParams`.
         template_options: options of the chat template that the agent asks for, by their paths in the request.
         logprobs: the reply carries log-probabilities.
@@ -81,6 +82,7 @@ class ModelCall:
     constraints: tuple[Constraint, ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_param: str = "stop"
     requested_sampling: Mapping[str, float | int] = field(factory=dict)
     template_options: Mapping[str, Any] = field(factory=dict)
     logprobs: bool = False

@@ -90,7 +90,7 @@ def list_refusals(dialect: str) -> dict[str, Refusal]:
     }
     if stop is not None:
         found["engine"] = Refusal(
-            body=body(**{stop: ["x"]}), kind="unsupported", param="stop", reason="cannot end a turn at a string"
+            body=body(**{stop: ["x"]}), kind="unsupported", param=stop, reason=f"'{stop}' is not supported: the engine"
         )
     return found
 

@@ -263,12 +263,17 @@ def list_logprobs(reply: ModelReply) -> list[JsonDict]:
     """
     Return the entries of the sampled ids, as OpenAI's dialects write them.
 
-    A log-probability of minus infinity becomes -9999, since JSON has none.
+    A log-probability of minus infinity becomes -9999, since JSON has none. The bytes of a token that is a part of a
+    character are not known from its text, and are null.
     """
     if not reply.token_texts:
         return []
     values = np.maximum(reply.logprobs, -9999.0).tolist()
     return [
-        {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
+        {"token": text, "logprob": value, "bytes": _bytes_of(text), "top_logprobs": []}
         for text, value in zip(reply.token_texts, values, strict=True)
     ]
+
+
+def _bytes_of(text: str) -> list[int] | None:
+    return None if "\ufffd" in text else list(text.encode("utf-8", "replace"))

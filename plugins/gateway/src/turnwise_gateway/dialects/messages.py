@@ -180,6 +180,7 @@ def _read_request(received: Received) -> MessagesExchange:
         constraints=(*constraints, *_read_format(request, ignored)),
         max_tokens=max_tokens,
         stop=request.texts("stop_sequences"),
+        stop_param="stop_sequences",
         requested_sampling=read_requested_sampling(request, 1.0),
         template_options=read_template_options(request),
         stream=request.flag("stream"),

@@ -16,7 +16,7 @@ from turnwise_gateway.session.parts import SessionParts
 def check_request(call: ModelCall, parts: SessionParts) -> None:
     """Refuse a call that the options of the session exclude; `CallRefusedError` names the field."""
     if parts.options.find_model(call.model) == "refuse":
-        text = f"the run refuses the model {call.model!r}: see the option models"
+        text = f"'model' is not supported: the run refuses the model {call.model!r}, see the option models"
         raise CallRefusedError("unsupported", text, param="model")
     for path, value in call.template_options.items():
         _check_template_option(path, value, parts.template_options)
@@ -29,7 +29,8 @@ def check_request(call: ModelCall, parts: SessionParts) -> None:
 def check_stop(call: ModelCall, engine: Capabilities) -> None:
     """Refuse a call with stop strings that the engine cannot honour."""
     if call.stop and not engine.stop_strings:
-        raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
+        text = f"'{call.stop_param}' is not supported: the engine cannot end a turn at a string"
+        raise CallRefusedError("unsupported", text, param=call.stop_param)
 
 
 async def constrain(call: ModelCall, parts: SessionParts, engine: Capabilities) -> ModelCall:

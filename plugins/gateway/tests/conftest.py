@@ -151,6 +151,13 @@ class ScriptedBackend:
         return self
 
     @property
+    def names(self):
+        return () if self.endpoint is None else ("judge",)
+
+    def is_served(self, model):
+        return model in self.names
+
+    @property
     def has_endpoints(self):
         return self.endpoint is not None
 

@@ -114,7 +114,7 @@ def test_a_score_without_a_turn_is_the_agents_failure():
     done = run(build_probe(function="gateway_agents:swallow"))
 
     assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
-    assert "no call was served; the last one was refused: the engine cannot end a turn" in done.result.fault.message
+    assert "no call was served; the last one was refused: 'stop' is not supported" in done.result.fault.message
     assert done.result.reward is None
 
 

@@ -225,11 +225,18 @@ class ForwardedCall:
 
 
 class OtherModels(Protocol):
-    """The models of a session that other servers have."""
+    """The models of a session besides the policy by its own name, some of which other servers have."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the run lists, without patterns and without refused ones."""
+
+    def is_served(self, model: str) -> bool:
+        """Return whether the run lists a name, perhaps by a pattern, and does not refuse it."""
 
     @property
     def has_endpoints(self) -> bool:
-        """Whether there are any."""
+        """Whether other servers have any."""
 
     def find_endpoint(self, model: str) -> Endpoint | None:
         """Return the server of a model by the name that an agent sends; None for the policy."""

@@ -49,3 +49,8 @@ def find_model(models: Models, name: str) -> Role | Endpoint | None:
     if name in models:
         return models[name]
     return next((use for pattern, use in models.items() if fnmatchcase(name, pattern)), None)
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name has wildcards."""
+    return any(letter in name for letter in "*?[")

@@ -54,8 +54,16 @@ async def agents_port(options: ServerOptions) -> AsyncIterator[Port]:
         yield Port(server.port, key, "/v1/models", "/v1/chat/completions")
 
 
+class OneModel:
+    """A session without other models."""
+
+    names = ()
+
+
 class Limited:
     """A backend that no call reaches."""
+
+    others = OneModel()
 
     def __init__(self) -> None:
         self.limits = CallLimits.of_context(1000)

@@ -10,8 +10,16 @@ from turnwise_gateway.host import RunningServer
 from turnwise_gateway.server import ServerOptions
 
 
+class OneModel:
+    """A session without other models."""
+
+    names = ()
+
+
 class Backend:
-    """A session that is never asked: the routes of these tests are answered by the server."""
+    """A session that is asked for its models alone: the routes of these tests are answered by the server."""
+
+    others = OneModel()
 
 
 async def list_models(port, key):

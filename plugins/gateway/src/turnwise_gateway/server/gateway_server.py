@@ -15,7 +15,7 @@ from aiohttp import web
 from attrs import define, evolve
 
 from turnwise.types import JsonObject
-from turnwise_gateway.calls import CallerCheck, CallRefusedError, Directory, ModelCall, SessionBackend
+from turnwise_gateway.calls import CallerCheck, CallRefusedError, Directory, ModelCall, OtherModels, SessionBackend
 from turnwise_gateway.dialects import Dialect, headers_of, keep_headers, status_of, write_json
 from turnwise_gateway.dialects.fields import MAX_NAME_CHARS
 from turnwise_gateway.server.body_reader import BodyReader
@@ -199,7 +199,8 @@ class GatewayServer:
         backend = self._authenticate(request, route)
         await self._check_caller(connection_of(request), backend)
         if route.action == "models":
-            return _write(self._list_models() if route.model is None else self._show_model(route.model))
+            others = backend.others
+            return _write(self._list_models(others) if route.model is None else self._show_model(route.model, others))
         if request.version < (1, 1):
             # HTTP/1.0 marks no end of a stream, so half a reply would pass for a whole one.
             raise CallRefusedError("invalid", "the server needs HTTP/1.1")
@@ -272,19 +273,19 @@ class GatewayServer:
                 raise CallRefusedError("foreign_caller", FOREIGN_CALLER)
         connection.prove(backend)
 
-    def _list_models(self) -> dict[str, object]:
+    def _list_models(self, others: OtherModels) -> dict[str, object]:
         # One list with the keys of both vendors: the route is the same for both.
-        name = self._directory.model_name()
-        data = [self._show_model(name)]
-        return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
+        names = (self._directory.model_name(), *others.names)
+        data = [self._show_model(name, others) for name in names]
+        return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
-    def _show_model(self, asked: str) -> dict[str, object]:
+    def _show_model(self, asked: str, others: OtherModels) -> dict[str, object]:
         name = self._directory.model_name()
-        if asked != name:
-            text = f"there is no model {asked[:MAX_NAME_CHARS]!r} here: {name!r} answers calls to models of all names"
+        if asked != name and not others.is_served(asked):
+            text = f"the run lists no model {asked[:MAX_NAME_CHARS]!r}; its own is {name!r}"
             raise CallRefusedError("not_found", text)
-        model = {"id": name, "object": "model", "created": 0, "owned_by": "turnwise"}
-        return model | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        model = {"id": asked, "object": "model", "created": 0, "owned_by": "turnwise"}
+        return model | {"type": "model", "display_name": asked, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _keys(request: web.BaseRequest) -> list[bytes]:

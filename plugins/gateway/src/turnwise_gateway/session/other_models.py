@@ -11,7 +11,7 @@ from attrs import define, field
 from turnwise import Episode
 from turnwise.record.outside_call import OutsideCall, shorten
 from turnwise_gateway.calls import ForwardedCall
-from turnwise_gateway.models import Endpoint
+from turnwise_gateway.models import Endpoint, is_pattern
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_gateway.session.options import SessionOptions
 
@@ -38,6 +38,14 @@ class ForwardedCalls:
     admit: Callable[[], None]
     count: Callable[[str, float], None]
     noted: list[OutsideCall] = field(factory=list, init=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        own = (name for name in self.options.models if name != self.options.model and not is_pattern(name))
+        return tuple(name for name in own if self.is_served(name))
+
+    def is_served(self, model: str) -> bool:
+        return self.options.knows_model(model) and self.options.find_model(model) != "refuse"
 
     @property
     def has_endpoints(self) -> bool:

@@ -114,6 +114,7 @@ def test_a_judge_behind_another_server(tmp_path: Path, monkeypatch: pytest.Monke
     assert all("Is it right?" in event["body"] and 200 == event["status"] for event in forwarded)
     for path in (path for path in tmp_path.rglob("*") if path.is_file() and "judge/out" not in str(path)):
         assert judge["api_key"].encode() not in path.read_bytes(), path
+    monkeypatch.delenv(KEY)  # a replay calls no other server, so it needs no key
     replayed = run_turnwise(folder, "gateway", "replay", folder / "out")
     assert 0 == replayed.returncode, replayed.stderr + replayed.stdout
 

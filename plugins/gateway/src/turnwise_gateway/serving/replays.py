@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -82,7 +82,7 @@ def open_replays(config: RunConfig, host: Host) -> Iterator[Replays]:
         host.registry("engines").add(_ENGINE, lambda _config, _resources: engine)
     service = SessionService(RunningServer(model_name(config), ServerOptions()), capacity=1)
     config = evolve(
-        add_served_agent(config, host, service),
+        _without_keys(add_served_agent(config, host, service)),
         engine=evolve(config.agent, name=_ENGINE, options={}),
         runtime=evolve(config.runtime, name="local"),
         observers=(),
@@ -95,6 +95,16 @@ def open_replays(config: RunConfig, host: Host) -> Iterator[Replays]:
             yield Replays(manager, service, engine)
         finally:
             manager.call(service.server.stop())
+
+
+def _without_keys(config: RunConfig) -> RunConfig:
+    """Return a config whose other models need no keys, because a replay calls none of them."""
+    options = config.agent.options
+    models = {
+        name: {key: each for key, each in use.items() if key != "api_key_env"} if isinstance(use, Mapping) else use
+        for name, use in (options.get("models") or {}).items()
+    }
+    return evolve(config, agent=evolve(config.agent, options={**options, "models": models})) if models else config
 
 
 async def _note(service: SessionService, result: EpisodeResult) -> None:

@@ -22,6 +22,7 @@ from turnwise_engine_support.model_directory import (
     model_vocab_size,
     read_model_config,
 )
+from turnwise_engine_support.picture_families import FAMILIES
 from turnwise_engine_support.requests import check_context, check_not_in_flight, is_greedy, num_new_tokens
 from turnwise_engine_support.results import RequestCounters, clip_logprobs, version_spans, weight_versions
 from turnwise_engine_support.weight_checks import (
@@ -29,7 +30,6 @@ from turnwise_engine_support.weight_checks import (
     check_dtype,
     checkpoint_name,
     expected_weights,
-    state_name,
 )
 from turnwise_testing.engines.scenarios import simple_request
 
@@ -293,10 +293,15 @@ def test_a_text_model_has_one_name_for_a_weight(tmp_path):
     expected_weights(None).check("anything", (1,))
 
 
-@given(parts=st.lists(st.sampled_from(["model", "visual", "language_model", "layers", "0"]), min_size=1).map(".".join))
-def test_a_name_of_the_state_dict_stays(parts):
+PARTS = ["model", "visual", "vision_tower", "language_model", "lm_head", "layers", "0"]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda each: each.model_type)
+@given(parts=st.lists(st.sampled_from(PARTS), min_size=1).map(".".join))
+def test_a_name_of_the_state_dict_stays(family, parts):
     """Renaming twice is renaming once."""
-    assert state_name(parts + ".weight") == state_name(state_name(parts + ".weight"))
+    renamed = family.state_name(parts + ".weight")
+    assert family.state_name(renamed) == renamed
 
 
 @pytest.mark.parametrize(
@@ -304,7 +309,7 @@ def test_a_name_of_the_state_dict_stays(parts):
 )
 def test_a_name_of_a_checkpoint_comes_back(name):
     """The older names of Qwen2.5-VL, which SGLang loads."""
-    assert checkpoint_name(state_name(name)) == checkpoint_name(name) == name
+    assert checkpoint_name(FAMILIES[0].state_name(name)) == checkpoint_name(name) == name
 
 
 def test_weights_must_be_of_floating_point():

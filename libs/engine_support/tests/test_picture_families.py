@@ -1,7 +1,7 @@
 """Families of pictures: how many placeholders they need, and refusals of models that are of none."""
 
 import json
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,11 +11,12 @@ from PIL import Image
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.types import PlacedPicture
+from turnwise_engine_support.model_directory import checkpoint_shapes
 from turnwise_engine_support.picture_families import FAMILIES, check_grids, find_family, supports_grids
 from turnwise_engine_support.pictures import PictureReader
 from turnwise_testing.inputs.vision import draw_picture
 from turnwise_testing.references.vision_reference import VisionReference
-from turnwise_tiny_models import TileKind, save_random_tiles
+from turnwise_tiny_models import TileKind, save_random_tiles, save_random_vision
 
 NAMES = tuple(each.model_type for each in FAMILIES)
 
@@ -49,6 +50,15 @@ def test_placeholders_are_the_features_of_the_model(reference, size):
         assert found.shape == (arrays.num_tokens, 64)
         features.append(found)
     assert (features[0] - features[1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", [each.model_type for each in FAMILIES if each.prefixes])
+def test_names_of_a_checkpoint_become_those_of_the_state_dict(name, tmp_path):
+    """An engine that checks the names of an update knows those that a trainer sends."""
+    save: Any = save_random_tiles if name in get_args(TileKind) else save_random_vision
+    path = save(name, tmp_path)
+    family, state = find_family(path), VisionReference(path).model(variant=0).state_dict()
+    assert {family.state_name(each) for each in checkpoint_shapes(path)} == state.keys()
 
 
 def test_features_are_placed_as_the_model_places_them(reference):

@@ -236,6 +236,16 @@ def qwen2_5_vl(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def internvl(tmp_path_factory):
+    """The forward pass of a tiny InternVL, whose heads have the smallest size of vLLM's kernels for a CPU."""
+    from turnwise_testing.references.vision_reference import VisionReference
+    from turnwise_tiny_models import save_random_tiles
+
+    wide = {"hidden_size": 128, "head_dim": 32}
+    return VisionReference(save_random_tiles("internvl", tmp_path_factory.mktemp("internvl"), options=wide))
+
+
+@pytest.fixture(scope="session")
 def qwen3_vl(tmp_path_factory):
     """The forward pass of a tiny Qwen3-VL."""
     return make_vision_reference("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl"))

@@ -11,6 +11,7 @@ from attrs import evolve
 
 from turnwise.errors import ConfigError
 from turnwise.types import FinishReason, GenerateRequest, Picture, PlacedPicture, SamplingParams
+from turnwise_engine_support.picture_families import FAMILIES
 from turnwise_engine_support.pictures import PictureReader
 from turnwise_testing.engines.scenarios import failure_of
 from turnwise_testing.inputs.vision import draw_picture, save_qwen
@@ -18,6 +19,15 @@ from turnwise_vllm_engine import VllmConfig
 from turnwise_vllm_engine.pictures import check_pictures, picture_arguments, reads_pictures
 
 PAD = 9
+
+
+@pytest.mark.parametrize("model_type", [each.model_type for each in FAMILIES])
+def test_families_that_vllm_is_not_given_are_off(model_type, tmp_path):
+    """The capability is for exactly the families whose arrays were compared with a forward pass."""
+    config = {"model_type": model_type, "vision_config": {"model_type": "clip_vision_model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    served = model_type in ("qwen2_5_vl", "qwen3_vl", "internvl")
+    assert reads_pictures(VllmConfig(model=tmp_path), tmp_path) == served
 
 
 @pytest.fixture(scope="session")

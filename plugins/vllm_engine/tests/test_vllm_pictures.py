@@ -24,11 +24,17 @@ def runner():
         yield runner
 
 
+@pytest.fixture(scope="module", params=["qwen3_vl", "internvl"])
+def reference(request):
+    """The forward pass of a tiny model: one with a grid of patches, and one with a stack of tiles."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
-def engine(qwen3_vl, runner):
+def engine(reference, runner):
     """One engine for all tests, with small pages."""
     config = VllmConfig(
-        model=qwen3_vl.path,
+        model=reference.path,
         max_context=512,
         kv_cache_bytes=64 << 20,
         num_threads=1,
@@ -41,9 +47,9 @@ def engine(qwen3_vl, runner):
 
 
 @pytest.fixture(scope="module")
-def ask(qwen3_vl):
+def ask(reference):
     """A function that returns a request of ids and of numbers of pictures."""
-    probe = qwen3_vl.probe(PICTURES)
+    probe = reference.probe(PICTURES)
 
     def make(name, parts, **sampling):
         params = SamplingParams(**{"max_tokens": 6, "temperature": 1.0, "seed": len(name), **sampling})
@@ -60,7 +66,7 @@ async def start_and_hear(engine, request, group):
     return task
 
 
-def test_conversations_with_pictures_in_every_turn(engine, runner, ask, qwen3_vl):
+def test_conversations_with_pictures_in_every_turn(engine, runner, ask, reference):
     """Three at once; each turn finds the full pages of the one before, pictures included."""
 
     async def converse(number):
@@ -70,7 +76,7 @@ def test_conversations_with_pictures_in_every_turn(engine, runner, ask, qwen3_vl
             parts += [[60, 61], (number + turn) % 4, [62], turn % 2, [63]]
             request = ask(f"c{number}.{turn}", parts)
             result = await engine.generate(request)
-            qwen3_vl.expect_logprobs(request, result)
+            reference.expect_logprobs(request, result)
             assert result.num_cached_tokens >= before // BLOCK * BLOCK
             before = len(request.token_ids)
             parts.append(result.token_ids.tolist())
@@ -83,14 +89,14 @@ def test_conversations_with_pictures_in_every_turn(engine, runner, ask, qwen3_vl
     runner.run(scenario())
 
 
-def test_a_sampled_placeholder_is_text(engine, runner, ask, qwen3_vl):
+def test_a_sampled_placeholder_is_text(engine, runner, ask, reference):
     """Before and behind a picture the id of a placeholder has no picture."""
-    pad = qwen3_vl.placeholder
+    pad = reference.placeholder
     request = ask("sampled", [[50, pad, 51], 0, [52, pad, 53]])
-    qwen3_vl.expect_logprobs(request, runner.run(engine.generate(request)))
+    reference.expect_logprobs(request, runner.run(engine.generate(request)))
 
 
-def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, qwen3_vl):
+def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, reference):
     """And the next request is served."""
     request = ask("aborted", [[50], 0, [51]], max_tokens=400)
 
@@ -103,35 +109,35 @@ def test_an_aborted_request_keeps_its_tokens(engine, runner, ask, qwen3_vl):
     aborted = runner.run(scenario())
     assert aborted.finish_reason is FinishReason.ABORT
     assert len(aborted.token_ids)
-    qwen3_vl.expect_logprobs(request, aborted)
+    reference.expect_logprobs(request, aborted)
     later = ask("later", [[50], 0, [51]])
-    qwen3_vl.expect_logprobs(later, runner.run(engine.generate(later)))
+    reference.expect_logprobs(later, runner.run(engine.generate(later)))
 
 
-def test_weights_change_between_two_tokens(engine, runner, ask, qwen3_vl):
+def test_weights_change_between_two_tokens(engine, runner, ask, reference):
     """Tokens behind the update see the picture through the new vision tower too."""
     request = ask("updated", [[50], 0, [51], 2, [52]], max_tokens=300)
 
     async def scenario():
         async with asyncio.TaskGroup() as group:
             task = await start_and_hear(engine, request, group)
-            await engine.update_weights(qwen3_vl.weights(variant=1), 1)
+            await engine.update_weights(reference.weights(variant=1), 1)
         return task.result()
 
     try:
         result = runner.run(scenario())
         new = np.broadcast_to(result.weight_version, result.token_ids.shape) == 1
         assert not new.all()
-        qwen3_vl.expect_logprobs(request, result, part=~new)
-        qwen3_vl.expect_logprobs(request, result, variant=1, part=new)
+        reference.expect_logprobs(request, result, part=~new)
+        reference.expect_logprobs(request, result, variant=1, part=new)
         again = ask("again", [[50], 0, [51], 2, [52]])
-        qwen3_vl.expect_logprobs(again, runner.run(engine.generate(again)), variant=1)
+        reference.expect_logprobs(again, runner.run(engine.generate(again)), variant=1)
     finally:
-        runner.run(engine.update_weights(qwen3_vl.weights(variant=0), 2))
+        runner.run(engine.update_weights(reference.weights(variant=0), 2))
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_slept_engine_reads_the_picture_again(engine, runner, ask, qwen3_vl, level):
+def test_a_slept_engine_reads_the_picture_again(engine, runner, ask, reference, level):
     """After sleep, wake-up and an update, the same request has the log-probabilities of the new weights."""
     request = ask("slept", [[50], 0, [51], 2, [52] * 40])
 
@@ -139,12 +145,12 @@ def test_a_slept_engine_reads_the_picture_again(engine, runner, ask, qwen3_vl, l
         await engine.generate(request)
         await engine.sleep(level)
         await engine.wake_up()
-        await engine.update_weights(qwen3_vl.weights(variant=1), 3)
+        await engine.update_weights(reference.weights(variant=1), 3)
         return await engine.generate(request)
 
     try:
         result = runner.run(scenario())
         assert result.num_cached_tokens == 0
-        qwen3_vl.expect_logprobs(request, result, variant=1)
+        reference.expect_logprobs(request, result, variant=1)
     finally:
-        runner.run(engine.update_weights(qwen3_vl.weights(variant=0), 4))
+        runner.run(engine.update_weights(reference.weights(variant=0), 4))

@@ -87,3 +87,14 @@ def checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="np") as opened:
             shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
     return shapes
+
+
+def axes_take_turns(path: Path) -> bool:
+    """
+    Return whether an engine that asks the model's config reads positions as transformers does.
+
+    transformers always lets the three axes of a Qwen3-VL take turns; vLLM and SGLang ask for an entry.
+    """
+    text = read_model_config(path)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return read_whole_config(path).get("model_type") != "qwen3_vl" or bool(rope.get("mrope_interleaved"))

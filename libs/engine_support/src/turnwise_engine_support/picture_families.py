@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.model_directory import read_model_config, read_whole_config
+from turnwise_engine_support.model_directory import read_whole_config
 
 
 @frozen(kw_only=True, eq=False)
@@ -67,6 +67,7 @@ class PictureFamily:
         vision_modules: parts of the model that only pictures reach: the tower, and what projects its features.
         merger: method of the model that puts features at placeholders, or finds these.
         has_marks: whether other tokens are among the placeholders of a picture.
+        prefixes: of names of weights in checkpoints, and those in the state dict; the first that fits counts.
     """
 
     model_type: str
@@ -76,6 +77,7 @@ class PictureFamily:
     vision_modules: tuple[str, ...] = ("vision_tower", "multi_modal_projector")
     merger: str = "get_placeholder_mask"
     has_marks: bool = False
+    prefixes: Mapping[str, str] = field(factory=dict)
 
     @property
     def has_axes(self) -> bool:
@@ -86,6 +88,18 @@ class PictureFamily:
         """Return whether a `config.json` is of this family."""
         tower = (config.get("vision_config") or {}).get("model_type")
         return config.get("model_type") == self.model_type and (not self.towers or tower in self.towers)
+
+    def state_name(self, name: str) -> str:
+        """
+        Return the name in the state dict of a weight of a checkpoint.
+
+        Checkpoints have older names, such as `visual.merger.mlp.0.weight` and `model.norm.weight` of Qwen2.5-VL.
+        Trainers send the names of the state dict. Engines load both.
+        """
+        for old, new in self.prefixes.items():
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+        return name
 
     def compute(self, processor: Any, image: Any, config: Any) -> PictureArrays:
         """
@@ -251,15 +265,28 @@ def _selected(patches: int, config: Any) -> int:
     return patches + int(config.vision_feature_select_strategy != "default")
 
 
+_QWEN_PREFIXES: Final = {
+    **{name: name for name in ("model.visual.", "model.language_model.")},
+    "visual.": "model.visual.",
+    "model.": "model.language_model.",
+}
+_INTERN_PREFIXES: Final = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "vision_tower.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
 _QWEN_NAMES: Final = ("pixel_values", "image_grid_thw")
 _TILE_NAMES: Final = ("pixel_values", "pixel_attention_mask")
 _IDEFICS_MODULES: Final = ("vision_model", "connector")
 _TOWERS: Final = ("clip_vision_model",)
 
 FAMILIES: Final[tuple[PictureFamily, ...]] = (
-    _QwenFamily(model_type="qwen2_5_vl", names=_QWEN_NAMES, vision_modules=("visual",)),
-    _QwenFamily(model_type="qwen3_vl", names=_QWEN_NAMES, vision_modules=("visual",)),
-    _InternFamily(model_type="internvl", options={"crop_to_patches": True}),
+    *(
+        _QwenFamily(model_type=name, names=_QWEN_NAMES, vision_modules=("visual",), prefixes=_QWEN_PREFIXES)
+        for name in ("qwen2_5_vl", "qwen3_vl")
+    ),
+    _InternFamily(model_type="internvl", options={"crop_to_patches": True}, prefixes=_INTERN_PREFIXES),
     *(
         _IdeficsFamily(
             model_type=name,
@@ -319,17 +346,6 @@ def check_grids(path: Path | None, subject: str) -> None:
         raise ConfigError(
             f"{subject} takes vision-language models of {known}, and {str(path)!r} is {family.model_type}"
         )
-
-
-def axes_take_turns(path: Path) -> bool:
-    """
-    Return whether an engine that asks the model's config reads positions as transformers does.
-
-    transformers always lets the three axes of a Qwen3-VL take turns; vLLM and SGLang ask for an entry.
-    """
-    text = read_model_config(path)
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    return read_whole_config(path).get("model_type") != "qwen3_vl" or bool(rope.get("mrope_interleaved"))
 
 
 def axis_positions(

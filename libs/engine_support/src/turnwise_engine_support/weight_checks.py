@@ -10,7 +10,7 @@ from attrs import frozen
 from turnwise.errors import EngineError
 from turnwise_engine_support.arguments import did_you_mean
 from turnwise_engine_support.model_directory import checkpoint_shapes
-from turnwise_engine_support.picture_families import supports_grids
+from turnwise_engine_support.picture_families import find_family
 
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 """Dtypes that weights may have, by the names that torch, numpy and ml_dtypes share."""
@@ -90,22 +90,8 @@ class ExpectedWeights:
                 yield from (f"{parent}.{sibling}.{kind}" for sibling in group)
 
 
-def state_name(name: str) -> str:
-    """
-    Return the name in the state dict of a weight of a vision-language model.
-
-    Checkpoints of Qwen2.5-VL have older names, such as `visual.merger.mlp.0.weight` and `model.norm.weight`. Trainers
-    send the names of the state dict. Engines load both.
-    """
-    if name.startswith("visual."):
-        return "model." + name
-    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
-        return "model.language_model." + name.removeprefix("model.")
-    return name
-
-
 def checkpoint_name(name: str) -> str:
-    """Return the name that `state_name` was given for a checkpoint of Qwen2.5-VL; a name of a checkpoint stays."""
+    """Return the name in a checkpoint of Qwen2.5-VL of a weight of the state dict; a name of a checkpoint stays."""
     for prefix, older in (("model.visual.", "visual."), ("model.language_model.", "model.")):
         if name.startswith(prefix):
             return older + name.removeprefix(prefix)
@@ -121,6 +107,7 @@ def expected_weights(path: Path | None, *, fused: Sequence[Sequence[str]] = (), 
         fused: as in `ExpectedWeights`.
         tied: as in `ExpectedWeights`.
     """
-    rename = state_name if supports_grids(path) else str
+    family = find_family(path)
+    rename = str if family is None else family.state_name
     shapes = {} if path is None else {rename(name): shape for name, shape in checkpoint_shapes(path).items()}
     return ExpectedWeights(shapes, fused=fused, tied=tied, rename=rename)

@@ -19,8 +19,8 @@ from turnwise.errors import ConfigError
 from turnwise.media import Picture, PictureName, find_picture
 from turnwise.sized_cache import SizedCache
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.model_directory import read_whole_config
-from turnwise_engine_support.picture_families import axes_take_turns, supports_grids
+from turnwise_engine_support.model_directory import axes_take_turns, read_whole_config
+from turnwise_engine_support.picture_families import supports_grids
 from turnwise_engine_support.weight_checks import checkpoint_name
 from turnwise_sglang_engine.frames import Array
 

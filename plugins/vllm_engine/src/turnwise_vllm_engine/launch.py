@@ -24,10 +24,9 @@ from turnwise_engine_support.diagnosis import installed_version, release
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.grammars import find_problem
 from turnwise_engine_support.model_directory import check_model_directory
-from turnwise_engine_support.picture_families import supports_grids
 from turnwise_moe_routes.shapes import read_shape
 from turnwise_vllm_engine.config import VllmConfig
-from turnwise_vllm_engine.pictures import check_pictures, picture_arguments, picture_prompt
+from turnwise_vllm_engine.pictures import check_pictures, picture_arguments, picture_prompt, serves_pictures
 from turnwise_vllm_engine.preparation import PicturePrompt
 
 OLDEST = "0.32"
@@ -105,7 +104,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
             device,
             max_context,
             # vLLM makes no processor of pictures without the tokenizer.
-            stop_strings=stop_strings or supports_grids(directory),
+            stop_strings=stop_strings or serves_pictures(directory),
             num_bundles=num_bundles,
         )
         arguments |= _model_arguments(directory, spec)

@@ -11,20 +11,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from turnwise.errors import ConfigError
 from turnwise.types import PlacedPicture
-from turnwise_engine_support.picture_families import PictureArrays, axes_take_turns, supports_grids
+from turnwise_engine_support.model_directory import axes_take_turns
+from turnwise_engine_support.picture_families import PictureArrays, find_family
 from turnwise_engine_support.pictures import PictureReader
 from turnwise_vllm_engine.config import VllmConfig
+
+_SERVED: Final = ("qwen2_5_vl", "qwen3_vl", "internvl")
+"""Model types whose arrays this module can give to vLLM."""
+
+
+def serves_pictures(path: Path | None) -> bool:
+    """Return whether a model directory has a vision-language model that vLLM gets pictures for."""
+    family = find_family(path)
+    return family is not None and family.model_type in _SERVED
 
 
 def reads_pictures(config: VllmConfig, path: Path | None) -> bool:
     """Return whether the engine takes requests with pictures: not if an argument of vLLM leaves them out."""
     arguments = config.engine_args
     limits = arguments.get("limit_mm_per_prompt") or {}
-    return supports_grids(path) and not arguments.get("language_model_only") and limits.get("image") != 0
+    return serves_pictures(path) and not arguments.get("language_model_only") and limits.get("image") != 0
 
 
 def make_reader(config: VllmConfig, path: Path | None) -> PictureReader | None:
@@ -34,7 +44,7 @@ def make_reader(config: VllmConfig, path: Path | None) -> PictureReader | None:
 
 def check_pictures(config: VllmConfig, path: Path) -> None:
     """Raise `ConfigError` if vLLM cannot load a vision-language model, or would not read pictures as a trainer does."""
-    if not supports_grids(path):
+    if not serves_pictures(path):
         return
     if find_spec("torchvision") is None:
         raise ConfigError(
@@ -55,7 +65,7 @@ def check_pictures(config: VllmConfig, path: Path) -> None:
 
 def picture_arguments(path: Path | None) -> dict[str, Any]:
     """Return the arguments of vLLM's `AsyncEngineArgs` that a vision-language model needs."""
-    if not supports_grids(path):
+    if not serves_pictures(path):
         return {}
     return {
         # Without requests that have some, vLLM reserves memory for the longest video.
@@ -81,18 +91,21 @@ def picture_prompt(
     from vllm.inputs import mm_input
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-    def item_of(picture: PictureArrays) -> Any:
-        inputs = {"pixel_values": picture.pixel_values, "image_grid_thw": picture.grid[None]}
+    def item_of(place: PlacedPicture, picture: PictureArrays) -> Any:
         sizes = torch.tensor([len(picture.pixel_values)])
-        fields = {
-            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", sizes),
-            "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-        }
+        inputs = dict(picture.inputs)
+        fields = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in inputs}
+        fields["pixel_values"] = MultiModalFieldConfig.flat_from_sizes("image", sizes)
+        if "image_grid_thw" not in inputs:
+            # Of an InternVL, vLLM asks for the tiles of each picture and for the placeholder.
+            inputs |= {"image_num_patches": sizes, "image_token_id": torch.tensor(token_ids[place.start])}
+            fields["image_num_patches"] = MultiModalFieldConfig.batched("image", keep_on_cpu=True)
+            fields["image_token_id"] = MultiModalFieldConfig.shared("image", 1, keep_on_cpu=True)
         return MultiModalKwargsItems.from_hf_inputs(inputs, fields)["image"][0]
 
     prompt: Mapping[str, Any] = mm_input(
         token_ids,
-        {"image": [item_of(each) for each in arrays]},
+        {"image": [item_of(*each) for each in zip(places, arrays, strict=True)]},
         {"image": [each.picture.key for each in places]},
         {"image": [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in places]},
     )

@@ -32,7 +32,7 @@ for d in "$@"; do
   mkdir -p "$d" && chmod u+rwx "$d" || exit 1
   chmod -R u+rwx "$d"
   rm -rf "$d"  # a mount stays, and is empty; the names of all its files may be too long for a command
-  mkdir -p "$d" && chmod u+rwx "$d" || exit 1
+  mkdir -p "$d" && chmod 755 "$d" || exit 1  # a mount lets every user write
   [ -z "$(ls -A "$d")" ] || exit 1
 done 2>/dev/null
 """

@@ -21,7 +21,9 @@ IMAGE: Final = "localhost/turnwise-test:busybox"
 _PODMAN: Final = "podman --runtime runc --cgroup-manager cgroupfs"
 ENGINE: Final = tuple(shlex.split(os.environ.get("TURNWISE_TEST_ENGINE", _PODMAN)))
 """Another one is for example `docker --host unix:///run/docker.sock`."""
-RUN_OPTIONS: Final = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+_TEST_LABEL: Final = f"turnwise-test={os.getpid()}"
+"""Of the containers that this process and its children start, whoever owns them: other tests may run beside it."""
+RUN_OPTIONS: Final = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--label", _TEST_LABEL)
 BUSYBOX: Final = Path("/bin/busybox")
 
 
@@ -63,13 +65,11 @@ def image_tar() -> bytes:
     return made.getvalue()
 
 
-def list_containers(*, gone: bool = True) -> list[str]:
-    """Return the containers of workspaces here, of this process or processes that are gone, if these count."""
-    label = f'index .Labels "{LABEL}"' if "podman" in ENGINE[0] else f'.Label "{LABEL}"'
-    style = f"{{{{.Names}}}} {{{{{label}}}}}"
-    command = [*ENGINE, "ps", "-a", "--filter", f"label={LABEL}", "--format", style]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return _without_others(map(str.split, lines), gone)
+def list_containers() -> list[str]:
+    """Return the containers of workspaces that this process and its children have started with `RUN_OPTIONS`."""
+    filters = ("--filter", f"label={LABEL}", "--filter", f"label={_TEST_LABEL}")
+    command = [*ENGINE, "ps", "-a", *filters, "--format", "{{.Names}}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def list_snapshots(*, gone: bool = True) -> list[str]:

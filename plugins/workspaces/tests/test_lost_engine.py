@@ -57,7 +57,7 @@ def service(tmp_path) -> Iterator[Service]:
     service.start()
     yield service
     service.kill()
-    assert list_containers(gone=False) == []
+    assert list_containers() == []
 
 
 def clients() -> list[psutil.Process]:
@@ -118,5 +118,5 @@ def test_a_workspace_that_is_killed_while_the_engine_is_away_is_removed_later(se
         service.start()
 
     asyncio.run(run())
-    while list_containers(gone=False):
+    while list_containers():
         time.sleep(0.1)

@@ -149,7 +149,7 @@ def test_an_outside_program_reads_why(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("parser", "why"),
     [
-        ("gpt_oss", "chat.tools: system_prompt needs a tool parser whose format is ordinary text"),
+        ("gpt_oss", "a model of the family gpt-oss needs `chat: harmony`, which shows tools in its own format"),
         ("null", "chat.tools: system_prompt needs a tool parser whose format is ordinary text"),
         ("auto", "parser: auto cannot tell the format of tool calls"),
     ],

@@ -43,7 +43,10 @@ class WrittenToolsChat:
     def with_tool_format(self, tool_format: ToolFormat | None) -> Chat:
         key = "chat.tools: system_prompt"
         if tool_format is None:
-            text = "needs a tool parser whose format is ordinary text, such as `parser: hermes`"
+            text = (
+                "needs a tool parser whose format is ordinary text, such as `parser: hermes`; a model of the family"
+                " gpt-oss needs `chat: harmony`, which shows tools in its own format"
+            )
             raise ConfigError(f"{key} {text}")
         text = tool_format.describe([_PROBE])
         if spans := self.tokenizer.special_spans(text):

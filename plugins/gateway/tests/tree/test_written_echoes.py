@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from turnwise import Resources
 from turnwise.errors import TemplateError
 from turnwise_gateway.session.written_calls import find_call_reader
+from turnwise_gateway.tree.messages import normalise
 from turnwise_gateway.tree.places import ConversationTree, last_turn
 from turnwise_testing.probes.agent import ProbeParser, probe_chat
 from turnwise_tool_formats.config import ParserConfig
@@ -127,6 +128,17 @@ def test_other_calls_fork(name, content, calls, change):
     tree, _ = grow(text(write(name, content, calls)), parser_of(name))
 
     assert not continues(tree, text(write(name, shown, others)))[0]
+
+
+@given(content=TEXTS, calls=CALLS, data=st.data())
+def test_calls_in_fields_have_an_order(content, calls, data):
+    """Results may have no ids in the template, and would stand beside other calls than the model has made."""
+    turn = listed(calls, content)
+    items = data.draw(st.permutations(turn["tool_calls"]))
+    tree, _ = grow(turn, parser_of("hermes"))
+
+    echo = {**turn, "tool_calls": items}
+    assert continues(tree, echo)[0] is (normalise(turn).calls == normalise(echo).calls)
 
 
 def test_qwen_agent_writes_calls_with_the_spaces_of_python():

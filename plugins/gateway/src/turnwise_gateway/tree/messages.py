@@ -101,6 +101,10 @@ class NormalForm:
         """Return the form of the message without the end of its text."""
         return evolve(self, text=self.text.removesuffix(end).strip())
 
+    def may_rewrite(self, own: NormalForm) -> bool:
+        """Return whether calls may be in another order: not those in fields, whose results may have no ids."""
+        return not (self.calls and own.calls) or self.has_text_calls or own.has_text_calls
+
     @property
     def is_empty_turn(self) -> bool:
         """Whether it is an assistant message without text and calls, as clients add after a broken stream."""

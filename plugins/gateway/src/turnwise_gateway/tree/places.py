@@ -316,6 +316,7 @@ class ConversationTree(Generic[T]):
         """Return the places after a turn whose calls the client has written anew, in the format of the run's parser."""
         read_calls = self.read_calls
         turns = [(step, child) for step in steps for child in step.place.children if child.is_turn]
+        turns = [each for each in turns if form.may_rewrite(each[1].form)]
         if read_calls is None or form.role != "assistant" or not turns:
             return []
         schemas = json.loads(tools)

@@ -62,7 +62,7 @@ class SamplingParams:
             raise ValueError(f"'top_k' must be -1 (all) or at least 1: {value}")
 
     @extra.validator
-    def _check_extra(self, _attribute: Attribute[Mapping[str, Any]], value: Mapping[str, Any]) -> None:
+    def _check_extra(self, _attribute: Attribute[Mapping[str, Any]], value: Mapping[str, object]) -> None:
         for name, item in value.items():
             if name in SamplingParams.__annotations__:
                 raise ValueError(f"'extra.{name}' must be set as {name}, beside extra")
@@ -73,6 +73,6 @@ class SamplingParams:
             except (TypeError, ValueError):
                 raise ValueError(f"'extra.{name}' must be a JSON value: {item!r}") from None
 
-    def with_(self, **changes: Any) -> SamplingParams:
+    def with_(self, **changes: object) -> SamplingParams:
         """Return a copy with some fields changed."""
         return SamplingParams(**{name: getattr(self, name) for name in SamplingParams.__annotations__} | changes)

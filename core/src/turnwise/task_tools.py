@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from turnwise.errors import DataError
 from turnwise.protocols import ToolParser
@@ -46,7 +46,7 @@ def read_later_tools(task: Task) -> tuple[ToolSchema, ...]:
 
 
 def _read_column(task: Task, column: str) -> tuple[ToolSchema, ...] | None:
-    found: Any = task.extra.get(column)
+    found: object = task.extra.get(column)
     if found is None:
         return None
     where = f"task {task.uid!r} (row {task.sample_index}): column {column!r}"

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class _Threads:
 _THREADS: Final = _Threads()
 
 
-async def in_thread(func: Callable[..., T], keywords: Mapping[str, Any]) -> T:
+async def in_thread(func: Callable[..., T], keywords: Mapping[str, object]) -> T:
     """Wait for a call in a thread that has this task's context variables."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()

@@ -182,7 +182,7 @@ class RolloutBatch(BatchColumns):
             name: padding.pad(tensor, packed.field_alignment[name], fills.get(name, 0))
             for name, tensor in packed.fields.items()
         }
-        others: dict[str, Any] = {"rows": packed.rows, "pad_token_id": packed.pad_token_id}
+        others: dict[str, object] = {"rows": packed.rows, "pad_token_id": packed.pad_token_id}
         return _make_batch(padded, padding, fields=fields, field_fills=fills, **others)
 
     @classmethod
@@ -205,7 +205,7 @@ class RolloutBatch(BatchColumns):
             name: padding.pad_rows(each.values, each.alignment, each.spec.dtype, each.spec.fill, each.spec.shape)
             for name, each in rows.open_columns.items()
         }
-        others: dict[str, Any] = {"rows": rows.rows, "pad_token_id": pad_token_id}
+        others: dict[str, object] = {"rows": rows.rows, "pad_token_id": pad_token_id}
         return _make_batch(padded, padding, fields=fields, field_fills=field_fills(rows), **others)
 
     def _alignment(self, name: str, tensor: Tensor) -> Alignment:

@@ -211,7 +211,7 @@ def _instance(found: type, options: Options, resources: Resources, base_dir: Pat
     if inspect.isclass(config) and attrs.has(config):
         return found(structure(options, config, base_dir=base_dir), resources)
     signature = inspect.signature(found)
-    given: dict[str, Any] = {"resources": resources} if "resources" in signature.parameters else {}
+    given: dict[str, object] = {"resources": resources} if "resources" in signature.parameters else {}
     keywords = {**given, **options}
     try:
         signature.bind(**keywords)

@@ -233,7 +233,7 @@ def _fits(entry: PeerKey, section: str) -> bool:
     return section.rpartition(".")[2] in entry.key.split(".")[:-1]
 
 
-def explain_sections(lines: list[str], data: Any) -> Iterator[str]:
+def explain_sections(lines: list[str], data: object) -> Iterator[str]:
     """
     Yield error lines, where a line about an unknown section becomes one for each of its keys if a peer has such keys.
 
@@ -252,7 +252,7 @@ def explain_sections(lines: list[str], data: Any) -> Iterator[str]:
             yield line
 
 
-def _value_at(data: Any, path: str) -> Any:
+def _value_at(data: object, path: str) -> Any:
     for key in path.split("."):
         if not isinstance(data, Mapping) or key not in data:
             return None
@@ -260,7 +260,7 @@ def _value_at(data: Any, path: str) -> Any:
     return data
 
 
-def _leaves(value: Any, path: str) -> Iterator[str]:
+def _leaves(value: object, path: str) -> Iterator[str]:
     # A section that an entry names as a whole, such as verl's engine_kwargs, is not taken apart.
     if isinstance(value, Mapping) and value and path not in _BY_KEY:
         for key, item in value.items():

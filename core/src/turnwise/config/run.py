@@ -344,7 +344,7 @@ class RunConfig:
         )
 
 
-def map_choices(value: Any, change: ChangeChoice, kind: str = "", path: str = "") -> Any:
+def map_choices(value: object, change: ChangeChoice, kind: str = "", path: str = "") -> Any:
     """Return a config, or a value in one, with the results of `change(choice, registry, path)` for its choices."""
     if isinstance(value, Choice):
         return change(value, kind, path)

@@ -181,10 +181,10 @@ class _Wrapped(Coroutine[Any, Any, Any]):
         except StopIteration:
             self._awaited = None
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> Any:
         return self._awaited.pop() if self._awaited else self._step(self.code.send, value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: object) -> Any:
         future = self._awaited.pop() if self._awaited else None
         # A task cancels the future it waits for, then throws. Here it does not know yet that it waits.
         return future if asyncio.isfuture(future) and future.cancel() else self._step(self.code.throw, *error)
@@ -195,7 +195,7 @@ class _Wrapped(Coroutine[Any, Any, Any]):
     def __await__(self) -> Generator[Any, Any, Any]:
         return self.code.__await__()
 
-    def _step(self, step: Callable[..., Any], *values: Any) -> Any:
+    def _step(self, step: Callable[..., Any], *values: object) -> Any:
         if self._awaited is None:
             raise StopIteration
         try:

@@ -8,7 +8,7 @@ import threading
 import traceback
 from contextlib import suppress
 from types import NoneType
-from typing import Any, Final, NoReturn, TextIO
+from typing import Final, NoReturn, TextIO
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
@@ -37,7 +37,7 @@ def configure_logging(
     if whole_stream and log_format == "json" and stream is None:
         open_json_stream()
 
-    def write(*event: Any) -> NoReturn:
+    def write(*event: object) -> NoReturn:
         out = stream or sys.stderr  # looked up for each line: notebooks and tests replace standard error
         with LINE_LOCK, suppress(OSError):  # the reader of the log may end before the run
             out.write(f"{event[2]}\n")

@@ -212,7 +212,7 @@ def _download(hub: Any, source: ModelSource, commit: str, files: Mapping[str, in
     return Path(hub.snapshot_download(source.path, revision=commit, allow_patterns=patterns, **options))
 
 
-def _present_bytes(hub: Any, source: ModelSource, commit: str, files: Mapping[str, int]) -> int:
+def _present_bytes(hub: object, source: ModelSource, commit: str, files: Mapping[str, int]) -> int:
     """Return the bytes of a snapshot that the cache has; the library begins a file that was cut off anew."""
     return sum(size for name, size in files.items() if isinstance(_cached_file(hub, source, commit, name), str))
 
@@ -260,7 +260,7 @@ def _without_retry_lines() -> Iterator[None]:
 
 
 @contextmanager
-def _clear_errors(hub: Any, source: ModelSource) -> Iterator[None]:
+def _clear_errors(hub: object, source: ModelSource) -> Iterator[None]:
     """Turn the errors of the library into a `ConfigError` of one line."""
     try:
         yield

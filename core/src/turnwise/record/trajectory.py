@@ -319,7 +319,7 @@ class Trajectory(RecordViews):
         return self._saved(self.mark())
 
     def _saved(self, mark: Mark) -> dict[str, Any]:
-        saved: dict[str, Any] = {name: self._columns.view(name)[: mark.num_tokens].copy() for name in DTYPES}
+        saved: dict[str, object] = {name: self._columns.view(name)[: mark.num_tokens].copy() for name in DTYPES}
         saved |= save_open(self._columns, mark.num_tokens)
         saved["num_prompt_tokens"] = self.num_prompt_tokens
         saved["segments"] = _plain(self._segments, mark.num_tokens)

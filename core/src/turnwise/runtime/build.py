@@ -387,7 +387,7 @@ def transport_choice(config: RunConfig, host: Host) -> Choice | None:
     return Choice(name) if name in host.registry("weight_transports") else None
 
 
-def _fields_of(shared: type, section: Any) -> dict[str, Any]:
+def _fields_of(shared: type, section: object) -> dict[str, Any]:
     """Return the values of a config section for the fields of a class that it shares."""
     return {item.name: getattr(section, item.name) for item in attrs.fields(shared)}
 

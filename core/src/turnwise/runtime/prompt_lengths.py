@@ -125,7 +125,7 @@ def _measure(plan: RolloutPlan, tasks: Sequence[Task], key: str) -> Iterator[Mea
 def _measure_chunk(plan: RolloutPlan, tasks: Sequence[Task]) -> list[MeasuredPrompt]:
     found = []
     for task in tasks:
-        program: Any = plan.agents[task.agent_name or plan.default_agent]
+        program: object = plan.agents[task.agent_name or plan.default_agent]
         first_prompt: Callable[[Task], Any] | None = getattr(getattr(program, "agent", None), "first_prompt", None)
         if first_prompt is None:
             continue

@@ -232,7 +232,7 @@ async def _end(tasks: Any) -> None:
         await asyncio.wait(ending, timeout=_END_S)
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Any:
     """Return a copy of plain data; `TypeError` for anything else. Local calls copy too, as processes would."""
     for kind in _SCALARS:
         if isinstance(value, kind):

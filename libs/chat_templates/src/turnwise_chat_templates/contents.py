@@ -50,7 +50,7 @@ class ContentGuard:
             raise DataError(f"a message spells the special token {found[0]!r}; {option} decides how to treat it")
         return self._cut.sub(rf"\1{CUT}", content)
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: object) -> Any:
         """Return a JSON value, such as a message, with `text` applied to each of its texts, keys included."""
         if isinstance(value, str):
             return self.text(value)

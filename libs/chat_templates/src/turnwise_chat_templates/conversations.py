@@ -9,7 +9,7 @@ with its real texts, up to each of some messages, and the text after the last tu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 
@@ -111,6 +111,6 @@ def choose_blocks(messages: Sequence[Message]) -> list[Block]:
     return [blocks[index] for index in sorted({*longest, *spread})]
 
 
-def _count_chars(message: Mapping[str, Any]) -> int:
+def _count_chars(message: Mapping[str, object]) -> int:
     content = message.get("content")
     return len(content) if isinstance(content, str) else 0

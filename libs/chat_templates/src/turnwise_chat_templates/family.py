@@ -35,7 +35,7 @@ from turnwise_chat_templates.shown import name_message
 
 
 @contextmanager
-def naming_message(messages: Sequence[Mapping[str, Any]], index: int) -> Iterator[None]:
+def naming_message(messages: Sequence[Mapping[str, object]], index: int) -> Iterator[None]:
     """Begin the text of a `TemplateError` with the place and the role of a message."""
     try:
         yield
@@ -74,7 +74,7 @@ class FamilyChat(ABC):
         self._add_stops([*map(self.find_special, (self.turn_end, *self.more_turn_ends)), self._tokenizer.eos_token_id])
 
     @classmethod
-    def load(cls, spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", **options: Any) -> Self:
+    def load(cls, spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text", **options: object) -> Self:
         """
         Return the chat with the tokenizer of a model's directory; the model's generation config may name more ends.
 
@@ -97,7 +97,7 @@ class FamilyChat(ABC):
         return chat
 
     @abstractmethod
-    def write(self, message: Mapping[str, Any]) -> str:
+    def write(self, message: Mapping[str, object]) -> str:
         """Return a message as text; `TemplateError` for one that the family cannot show."""
 
     def write_tools(self, tools: Sequence[ToolSchema]) -> str:
@@ -106,7 +106,7 @@ class FamilyChat(ABC):
             raise TemplateError(f"{type(self).__name__} shows no tools")
         return ""
 
-    def write_head(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSchema]) -> tuple[str, int]:
+    def write_head(self, messages: Sequence[Mapping[str, object]], tools: Sequence[ToolSchema]) -> tuple[str, int]:
         """Return the text that a prompt begins with, and the number of leading messages that this text shows."""
         del messages
         return self.write_tools(tools), 0
@@ -120,7 +120,7 @@ class FamilyChat(ABC):
         """
         return messages
 
-    def close_turn(self, last_token_id: int, messages: Sequence[Mapping[str, Any]]) -> str:
+    def close_turn(self, last_token_id: int, messages: Sequence[Mapping[str, object]]) -> str:
         """Return the text that ends a turn with this last token, in front of new messages; "" if it has its end."""
         del messages
         return "" if last_token_id in self._stops else self.turn_end
@@ -166,7 +166,7 @@ class FamilyChat(ABC):
     def _guarded(self, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
         return [self._contents.value(message) for message in self.read(messages)]
 
-    def _write_from(self, messages: Sequence[Mapping[str, Any]], first: int) -> str:
+    def _write_from(self, messages: Sequence[Mapping[str, object]], first: int) -> str:
         """Return the text of the messages from an index on, and the start of a turn."""
         texts = []
         for index in range(first, len(messages)):

@@ -67,7 +67,7 @@ class HarmonyChat(FamilyChat):
             shown.append(plain)
         return shown
 
-    def write_head(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSchema]) -> tuple[str, int]:
+    def write_head(self, messages: Sequence[Mapping[str, object]], tools: Sequence[ToolSchema]) -> tuple[str, int]:
         is_led = messages[0]["role"] in _LEADING_ROLES
         instructions = messages[0]["content"] if is_led else ""
         text = f"# Instructions\n\n{instructions}\n\n" if instructions else ""
@@ -76,7 +76,7 @@ class HarmonyChat(FamilyChat):
         developer = f"<|start|>developer<|message|>{text}{_END}" if text else ""
         return f"{self._write_system(has_tools=bool(tools))}{developer}", int(is_led)
 
-    def write(self, message: Mapping[str, Any]) -> str:
+    def write(self, message: Mapping[str, object]) -> str:
         role, content = message["role"], message["content"]
         if role == "user":
             return f"<|start|>user<|message|>{content}{_END}"
@@ -89,7 +89,7 @@ class HarmonyChat(FamilyChat):
             raise TemplateError("gpt-oss has such a message at the beginning of a prompt only")
         raise TemplateError("gpt-oss has no such role; it has system, developer, user, assistant and tool")
 
-    def close_turn(self, last_token_id: int, messages: Sequence[Mapping[str, Any]]) -> str:
+    def close_turn(self, last_token_id: int, messages: Sequence[Mapping[str, object]]) -> str:
         if messages[0]["role"] == "tool":
             return "" if last_token_id == self._call_id else _CALL
         return "" if last_token_id in (self._end_id, *self.stop_token_ids) else _END
@@ -138,7 +138,7 @@ def _read_message(message: Message, names: dict[str, str]) -> Plain:
     return shown
 
 
-def _read_id(value: Mapping[str, Any], key: str) -> str:
+def _read_id(value: Mapping[str, object], key: str) -> str:
     """Return an id; "" if there is none, or no text."""
     found = value.get(key)
     return found if isinstance(found, str) else ""

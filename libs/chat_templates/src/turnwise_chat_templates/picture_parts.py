@@ -36,13 +36,13 @@ def plain_parts(message: Message) -> list[dict[str, str]]:
     return [_plain_part(part) for part in message["content"]]
 
 
-def shape_of(message: Mapping[str, Any]) -> Shape:
+def shape_of(message: Mapping[str, object]) -> Shape:
     """Return the shape of a plain content."""
     content = message.get("content")
     return tuple(str(part["type"]) for part in content) if isinstance(content, list) else None
 
 
-def texts_of(message: Mapping[str, Any]) -> list[str]:
+def texts_of(message: Mapping[str, object]) -> list[str]:
     """Return the texts of a plain content."""
     content = message.get("content")
     if isinstance(content, list):

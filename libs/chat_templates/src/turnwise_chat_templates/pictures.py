@@ -153,7 +153,7 @@ def takes_pictures(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _FILES)
 
 
-def load_processor(folder: Path, tokenizer: Any) -> Any:
+def load_processor(folder: Path, tokenizer: object) -> Any:
     """
     Return the processor of a model's family, with parts for texts and pictures alone.
 

@@ -61,7 +61,7 @@ def prove_processor(processor: Any, tokenizer: Any, folder: Path) -> None:
         raise ConfigError(f"{subject}: {reason}, so a record could not grow by turns")
 
 
-def placeholder_ids(folder: Path, tokenizer: Any, processor: Any) -> Iterator[int]:
+def placeholder_ids(folder: Path, tokenizer: Any, processor: object) -> Iterator[int]:
     """
     Yield the ids that may be the placeholder of pictures, the surest first.
 

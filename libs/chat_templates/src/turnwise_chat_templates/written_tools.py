@@ -163,7 +163,7 @@ def _result(message: Message) -> str:
     return f"{_OPEN}\n{content_text(message)}\n{_CLOSE}"
 
 
-def _read_call(call: Any) -> tuple[str, Mapping[str, Any]]:
+def _read_call(call: object) -> tuple[str, Mapping[str, Any]]:
     """Return the name and the arguments of a call in the OpenAI form."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

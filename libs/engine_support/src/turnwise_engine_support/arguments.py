@@ -20,7 +20,7 @@ def engine_args_validator(
         fixed: arguments that only the plugin may set.
     """
 
-    def check(_config: object, _attribute: Attribute[Any], engine_args: Mapping[str, Any]) -> None:
+    def check(_config: object, _attribute: Attribute[Any], engine_args: Mapping[str, object]) -> None:
         for name in engine_args:
             if name in owned:
                 raise ValueError(f"'engine_args' must not contain {name!r}: set {owned[name]}")

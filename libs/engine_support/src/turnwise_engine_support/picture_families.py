@@ -101,7 +101,7 @@ class PictureFamily:
                 return new + name.removeprefix(old)
         return name
 
-    def compute(self, processor: Any, image: Any, config: Any) -> PictureArrays:
+    def compute(self, processor: Any, image: Any, config: object) -> PictureArrays:
         """
         Return the arrays of a picture.
 
@@ -129,7 +129,7 @@ class PictureFamily:
         num_tokens = self.count_tokens(inputs, num_tiles, patches, config)
         return PictureArrays(inputs=inputs, num_tokens=num_tokens, num_patches=num_tiles * patches)
 
-    def count_tokens(self, _inputs: Mapping[str, Any], num_tiles: int, patches: int, config: Any) -> int:
+    def count_tokens(self, _inputs: Mapping[str, object], num_tiles: int, patches: int, config: object) -> int:
         """Return the placeholders of a picture: of so many tiles with so many patches each."""
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class PictureFamily:
         return {name: torch.cat([each.inputs[name] for each in arrays]) for name in self.names}
 
     def axes(
-        self, _model: Any, _num_tokens: int, _places: Sequence[PlacedPicture], _arrays: Sequence[PictureArrays]
+        self, _model: object, _num_tokens: int, _places: Sequence[PlacedPicture], _arrays: Sequence[PictureArrays]
     ) -> NDArray[np.int64] | None:
         """Return positions as `axis_positions` does; None where tokens have plain positions."""
         return None
@@ -178,7 +178,7 @@ class _QwenFamily(PictureFamily):
         return PictureArrays(inputs=inputs, num_tokens=num_patches // merged, num_patches=num_patches)
 
     def axes(
-        self, model: Any, num_tokens: int, places: Sequence[PlacedPicture], arrays: Sequence[PictureArrays]
+        self, model: object, num_tokens: int, places: Sequence[PlacedPicture], arrays: Sequence[PictureArrays]
     ) -> NDArray[np.int64]:
         return axis_positions(model, num_tokens, places, arrays)
 
@@ -188,7 +188,7 @@ class _QwenFamily(PictureFamily):
         (vectors,) = found.pooler_output
         return [vectors, *(vectors for (vectors,) in getattr(found, "deepstack_features", None) or ())]
 
-    def encoder_output(self, layers: Sequence[Sequence[Any]]) -> Any:
+    def encoder_output(self, layers: Sequence[Sequence[object]]) -> Any:
         first, *further = layers
         return SimpleNamespace(pooler_output=first, deepstack_features=further)
 
@@ -199,14 +199,14 @@ class _QwenFamily(PictureFamily):
 class _InternFamily(PictureFamily):
     """A row of tiles, and an overview of the picture as the last one."""
 
-    def count_tokens(self, _inputs: Mapping[str, Any], num_tiles: int, patches: int, config: Any) -> int:
+    def count_tokens(self, _inputs: Mapping[str, object], num_tiles: int, patches: int, config: Any) -> int:
         return num_tiles * round(patches * float(config.downsample_ratio) ** 2)
 
 
 class _IdeficsFamily(PictureFamily):
     """Tiles with a mark before each, whose pixels are those of one row of the batch."""
 
-    def count_tokens(self, _inputs: Mapping[str, Any], num_tiles: int, patches: int, config: Any) -> int:
+    def count_tokens(self, _inputs: Mapping[str, object], num_tiles: int, patches: int, config: Any) -> int:
         return int(num_tiles * (patches // config.scale_factor**2))
 
     def collate(self, arrays: Sequence[PictureArrays]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class _IdeficsFamily(PictureFamily):
         return {name: torch.cat([each.inputs[name] for each in arrays], dim=1) for name in self.names}
 
     def merge(self, mask: Any) -> Any:
-        def merge(input_ids: Any, inputs_embeds: Any, image_hidden_states: Any) -> Any:
+        def merge(input_ids: object, inputs_embeds: Any, image_hidden_states: Any) -> Any:
             del input_ids
             return inputs_embeds.masked_scatter(mask[:, :, None], image_hidden_states.to(inputs_embeds.dtype))
 
@@ -225,17 +225,17 @@ class _IdeficsFamily(PictureFamily):
 class _LlavaFamily(PictureFamily):
     """One tile."""
 
-    def count_tokens(self, _inputs: Mapping[str, Any], num_tiles: int, patches: int, config: Any) -> int:
+    def count_tokens(self, _inputs: Mapping[str, object], num_tiles: int, patches: int, config: object) -> int:
         return num_tiles * _selected(patches, config)
 
-    def encoder_output(self, layers: Sequence[Sequence[Any]]) -> Any:
+    def encoder_output(self, layers: Sequence[Sequence[object]]) -> Any:
         return SimpleNamespace(pooler_output=list(layers[0]))
 
 
 class _LlavaNextFamily(_LlavaFamily):
     """An overview, and tiles whose features are joined, cut to the picture's form, and have a mark after each line."""
 
-    def measure(self, inputs: Mapping[str, Any], config: Any) -> PictureArrays:
+    def measure(self, inputs: Mapping[str, Any], config: object) -> PictureArrays:
         # The processor's array has a dimension of pictures, whose numbers of tiles differ.
         tiles = inputs["pixel_values"].flatten(0, -4)
         return super().measure({**inputs, "pixel_values": tiles}, config)
@@ -375,7 +375,7 @@ def axis_positions(
 
 
 @contextmanager
-def placeholders_at(model: Any, mask: Any) -> Iterator[None]:
+def placeholders_at(model: Any, mask: object) -> Iterator[None]:
     """
     Let a forward pass read the placeholders of pictures by their places, not by their id.
 

@@ -91,7 +91,7 @@ def _replaced_forward(layer: ExpertLayer, shape: RouteShape, routes: Tensor) -> 
     inner: Callable[..., Any] = layer.block.forward
 
     @wraps(inner)
-    def forward(*arguments: Any, **options: Any) -> Any:
+    def forward(*arguments: object, **options: object) -> Any:
         with _Choice(shape, routes) as choice:
             result = inner(*arguments, **options)
         if not choice.is_made:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
@@ -84,7 +84,7 @@ def read_shape(path: Path | None) -> RouteShape | None:
     return find_shape(config) if isinstance(config, dict) else None
 
 
-def find_shape(config: Mapping[str, Any]) -> RouteShape | None:
+def find_shape(config: Mapping[str, object]) -> RouteShape | None:
     """Return the sizes by the values of a `config.json`; None for a model without experts."""
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config
@@ -92,7 +92,7 @@ def find_shape(config: Mapping[str, Any]) -> RouteShape | None:
     return None if None in found else RouteShape(*(int(each or 0) for each in found))
 
 
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+def _first(config: Mapping[str, object], names: tuple[str, ...]) -> int | None:
     """Return the first of some values that is a number above 0."""
     values = (config.get(name) for name in names)
     return next((each for each in values if isinstance(each, int) and each > 0), None)

@@ -41,13 +41,13 @@ def add_step(
         called = next((step for step in reversed(steps) if step["source"] == "agent"), None)
         if called is not None:
             known = {call["tool_call_id"] for call in called.get("tool_calls", ())}
-            response: dict[str, Any] = {"content": content}
+            response: dict[str, object] = {"content": content}
             if message.get("tool_call_id") in known:
                 response["source_call_id"] = message["tool_call_id"]
             called.setdefault("observation", {"results": []})["results"].append(response)
             return
     source = _SOURCES.get(str(message["role"]), "user")
-    step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": content}
+    step: dict[str, object] = {"step_id": len(steps) + 1, "source": source, "message": content}
     if source == "agent":
         if message.get("reasoning_content"):
             step["reasoning_content"] = str(message["reasoning_content"])

@@ -59,7 +59,7 @@ def picture_metadata(rows: Sequence[BatchRow], path: str | Path) -> dict[str, An
 
 
 def write_batch_file(
-    tensors: Mapping[str, Any], path: str | Path, metadata: Mapping[str, Any], save: Callable[..., None]
+    tensors: Mapping[str, object], path: str | Path, metadata: Mapping[str, object], save: Callable[..., None]
 ) -> None:
     """Write tensors with a function of safetensors, whole or not at all; `OSError` when the disk takes no more."""
     from safetensors import SafetensorError

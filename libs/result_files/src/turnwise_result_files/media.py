@@ -103,11 +103,11 @@ class MediaFolder:
             for start, num_tokens, reference in places
         )
 
-    def put_saved(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+    def put_saved(self, saved: Mapping[str, object]) -> dict[str, Any]:
         """Return the result of `Trajectory.to_dict` with places in place of pictures, also in open paths."""
         return _replace_saved(saved, self.put_places)
 
-    def get_saved(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+    def get_saved(self, saved: Mapping[str, object]) -> dict[str, Any]:
         """Return the result of `put_saved` as it was; `DataError` as in `get`."""
         return _replace_saved(saved, self.get_places)
 
@@ -122,14 +122,14 @@ class MediaFolder:
                 folder.rmdir()
         self._known.clear()
 
-    def _put_part(self, part: Mapping[str, Any]) -> object:
+    def _put_part(self, part: Mapping[str, object]) -> object:
         try:
             picture = read_picture_part(part)
         except DataError:  # a part of a plugin in another form stays as it is
             return part
         return {"type": "image_url", "image_url": {"url": self.put(picture)}}
 
-    def _get_part(self, part: Mapping[str, Any]) -> object:
+    def _get_part(self, part: Mapping[str, object]) -> object:
         held = part.get("image_url")
         url = held.get("url") if isinstance(held, Mapping) else None
         return picture_part(self.get(url)) if isinstance(url, str) and _REFERENCE.fullmatch(url) else part

@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def attention_function(  # noqa: PLR0913 - transformers defines the signature
-    module: Any,
+    module: object,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -37,7 +37,7 @@ def attention_function(  # noqa: PLR0913 - transformers defines the signature
     *,
     dropout: float = 0.0,
     layout: LayoutPlan | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """
     Attend with the signature of transformers.

@@ -110,7 +110,7 @@ def find_mistake(text: str, error: MalformedError) -> int:
     starts: list[int] = []
     parts: Any = json  # whose types say nothing of the scanner
 
-    def parse_object(text_and_start: tuple[str, int], *rest: Any) -> Any:
+    def parse_object(text_and_start: tuple[str, int], *rest: object) -> Any:
         try:
             return parts.decoder.JSONObject(text_and_start, *rest)
         except MalformedError:

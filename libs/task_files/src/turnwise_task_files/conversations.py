@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 
@@ -74,7 +74,7 @@ def _take_messages(values: JsonDict, where: str, folder: Path) -> tuple[Message,
 def _take_tools(values: JsonDict, where: str) -> tuple[ToolSchema, ...] | None:
     if values.get("functions"):
         raise DataError(f"{where}: functions is an older form; use tools")
-    tools: Any = values.get("tools")
+    tools: object = values.get("tools")
     if isinstance(tools, str):
         try:
             tools = load_json(tools) if tools.strip() else None

@@ -8,7 +8,6 @@ a `data:` URL. Nothing is fetched.
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from turnwise.errors import DataError
 from turnwise.media import MAX_PICTURE_BYTES, is_picture_part, picture_part, read_picture, read_picture_part
@@ -38,7 +37,7 @@ def read_part(part: JsonDict, where: str, folder: Path | None) -> JsonDict:
 
 
 def _read_file(part: JsonDict, where: str, folder: Path | None) -> bytes:
-    path: Any = part.get("path")
+    path: object = part.get("path")
     if not isinstance(path, str) or not path:
         raise DataError(f'{where}: a picture needs the form {{"type": "image", "path": "FILE"}}')
     if folder is None:

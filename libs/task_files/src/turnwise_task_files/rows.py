@@ -153,12 +153,12 @@ def _take_truth(values: dict[str, Any]) -> Any:
 
 def _without_foreign_arguments(extra_info: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: without_nulls(extra_info[name]) for name in _NULLABLE_ARGUMENTS if name in extra_info}
-    kept: dict[str, Any] = extra_info | arguments
+    kept: dict[str, object] = extra_info | arguments
     return {name: value for name, value in kept.items() if name not in arguments or value}
 
 
 def _plain_row(row: Mapping[str, object], where: str, holes: list[str] | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     try:
         for name, value in row.items():
             place, inside = f"{where}: {name}", None if holes is None or name in _READ_COLUMNS else list[str]()

@@ -117,7 +117,7 @@ _KINDS: Final[Mapping[TileKind, _Tiles]] = {
 }
 
 
-def save_random_tiles(kind: TileKind, folder: Path, *, options: Mapping[str, Any] | None = None) -> Path:
+def save_random_tiles(kind: TileKind, folder: Path, *, options: Mapping[str, object] | None = None) -> Path:
     """
     Write a vision-language model whose answers depend on pictures, and return its folder.
 
@@ -142,7 +142,9 @@ def save_random_tiles(kind: TileKind, folder: Path, *, options: Mapping[str, Any
     return folder
 
 
-def _make_model(kind: TileKind, tiles: _Tiles, tokenizer: PreTrainedTokenizerFast, options: Mapping[str, Any]) -> Any:
+def _make_model(
+    kind: TileKind, tiles: _Tiles, tokenizer: PreTrainedTokenizerFast, options: Mapping[str, object]
+) -> Any:
     from transformers import CONFIG_MAPPING
 
     text = {
@@ -176,6 +178,6 @@ def _make_model(kind: TileKind, tiles: _Tiles, tokenizer: PreTrainedTokenizerFas
     return loader.from_config(config)
 
 
-def _add_entries(file: Path, entries: Mapping[str, Any]) -> None:
+def _add_entries(file: Path, entries: Mapping[str, object]) -> None:
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     file.write_text(json.dumps(found | dict(entries), indent=2) + "\n", encoding="utf-8")

@@ -20,7 +20,7 @@ def save_random_vision(
     folder: Path,
     sizes: VisionSizes | None = None,
     *,
-    processor: Any = None,
+    processor: object = None,
     text: str = "a red circle",
     chat_template: str = CHATML,
 ) -> Path:

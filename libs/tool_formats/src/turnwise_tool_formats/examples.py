@@ -21,13 +21,13 @@ def example_call(tool: ToolSchema) -> tuple[str, JsonObject]:
     return str(function.get("name", "")), arguments
 
 
-def schema_of_value(name: str, arguments: Mapping[str, Any]) -> ToolSchema:
+def schema_of_value(name: str, arguments: Mapping[str, object]) -> ToolSchema:
     """Return the schema of a tool whose arguments have the types of these."""
     properties = {key: {"type": JSON_TYPES[type(value)]} for key, value in arguments.items()}
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
 
 
-def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _object(schema: Mapping[str, object], root: Mapping[str, object], depth: int) -> dict[str, Any]:
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -36,7 +36,7 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> d
     return {name: _value(properties[name], root, depth + 1) for name in names or properties}
 
 
-def _value(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+def _value(schema: object, root: Mapping[str, object], depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return _TEXT
     if isinstance(reference := schema.get("$ref"), str):

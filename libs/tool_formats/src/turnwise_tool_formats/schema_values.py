@@ -79,7 +79,7 @@ class ArgumentTypes:
         return value if fits and kind != "string" else text
 
 
-def _allowed_types(schema: Any, root: Schema, references: int = 0) -> set[str] | None:
+def _allowed_types(schema: object, root: Schema, references: int = 0) -> set[str] | None:
     """Return the types that a schema allows; None when it names none."""
     if not isinstance(schema, Mapping) or references > _MAX_REFERENCES:
         return None
@@ -99,7 +99,7 @@ def _allowed_types(schema: Any, root: Schema, references: int = 0) -> set[str] |
 
 def resolve_reference(reference: str, root: Schema) -> Any:
     """Return the part of a schema that `$ref` names; None if it has no such part."""
-    found: Any = root
+    found: object = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found

@@ -212,11 +212,11 @@ class Turn:
         value, stop = self.read_value(read_json, start)
         return self.build_from_object(value, self.text[self.skip_space(start) : stop]), stop
 
-    def build_from_object(self, value: Any, raw: str) -> ToolCall:
+    def build_from_object(self, value: object, raw: str) -> ToolCall:
         """Build a call from a JSON object with a name and arguments, and perhaps an id."""
         return with_id(self._build_from_object(value, raw), value.get("id") if isinstance(value, dict) else None)
 
-    def _build_from_object(self, value: Any, raw: str) -> ToolCall:
+    def _build_from_object(self, value: object, raw: str) -> ToolCall:
         name = value.get("name") if isinstance(value, dict) else None
         if not isinstance(value, dict):
             return self.refuse(f"expected a JSON object, got {_KINDS[type(value)]}", raw)
@@ -234,7 +234,7 @@ class Turn:
             return self.refuse(f'the key "{self.grammar.argument_keys[0]}" is missing', raw, name)
         return self.build(name, value[key] if key else {}, raw)
 
-    def build(self, name: str, arguments: Any, raw: str) -> ToolCall:
+    def build(self, name: str, arguments: object, raw: str) -> ToolCall:
         """Build a call, malformed when its name or arguments are."""
         name = name.strip()
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from attrs import define, field
 
@@ -93,6 +93,6 @@ def _dump_schema(tool: ToolSchema) -> str:
     return text
 
 
-def _is_same(found: tuple[str, Mapping[str, Any]], call: Call) -> bool:
+def _is_same(found: tuple[str, Mapping[str, object]], call: Call) -> bool:
     """Return whether two calls are equal, `1` and `True` apart."""
     return found[0] == call[0] and dump_json(found[1]) == dump_json(call[1])

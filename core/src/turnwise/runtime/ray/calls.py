@@ -132,6 +132,6 @@ async def ask(slot: ActorSlot, method: str, timeout_s: float) -> dict[str, Any]:
     """Return the reply of an actor; empty if it is dead or late, which the task that watches it handles."""
     with suppress(Exception):
         async with asyncio.timeout(timeout_s):
-            reply: dict[str, Any] = await getattr(slot.handle, method).remote()
+            reply: dict[str, object] = await getattr(slot.handle, method).remote()
             return reply
     return {}

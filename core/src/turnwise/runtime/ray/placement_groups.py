@@ -149,7 +149,7 @@ async def _has_process(handle: Any) -> bool:
         return True
     # The public function asks the dashboard, which a run does not start.
     table = partial(ray._private.state.state.actor_table, handle._actor_id.hex())  # noqa: SLF001 - as the line above says
-    found: Mapping[str, Any] = await call_ray(table)
+    found: Mapping[str, object] = await call_ray(table)
     return found.get("Pid") != 0
 
 

@@ -269,7 +269,7 @@ class _EndingTool:
     async def create(self, task: Task) -> object:
         return await self.tool.create(task)
 
-    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: object, arguments: Mapping[str, object]) -> ToolResult:
         result = await self.tool.execute(session, arguments)
         self.ended.append(self.engine.num_calls)
         return evolve(result, ends_episode=True)

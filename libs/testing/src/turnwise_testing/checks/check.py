@@ -45,7 +45,7 @@ def promise_of(check: object) -> str:
     return " ".join((inspect.getdoc(check) or "").split("\n\n")[0].split())
 
 
-def run_check(check: Check, probe: Any, timeout_s: float = CHECK_TIMEOUT_S) -> str | None:
+def run_check(check: Check, probe: object, timeout_s: float = CHECK_TIMEOUT_S) -> str | None:
     """Run a sync or async check on a probe; see `run_within`."""
 
     def run() -> str | None:

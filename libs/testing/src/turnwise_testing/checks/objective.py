@@ -56,7 +56,7 @@ class LossProbe:
         import torch
 
         log_probs = tokens["log_probs"].clone().requires_grad_()
-        given: dict[str, Any] = {name: each for name, each in tokens.items() if not name.startswith(".")}
+        given: dict[str, object] = {name: each for name, each in tokens.items() if not name.startswith(".")}
         if columns := self.columns:
             given["columns"] = {name: tokens[f".{name}"] for name in columns}
         if ".id_log_probs" in tokens:

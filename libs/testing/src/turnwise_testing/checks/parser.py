@@ -296,6 +296,6 @@ def _expect_call(call: ToolCall) -> None:
     expect(same, f"arguments of a call change in JSON: {call.arguments!r}")
 
 
-def _expect_calls(calls: Sequence[ToolCall], expected: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+def _expect_calls(calls: Sequence[ToolCall], expected: Sequence[tuple[str, Mapping[str, object]]]) -> None:
     expect_equal([call.error for call in calls], [""] * len(expected), "errors of good calls")
     expect_equal([(call.name, dict(call.arguments)) for call in calls], list(expected), "calls")

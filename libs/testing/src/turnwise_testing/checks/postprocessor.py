@@ -125,12 +125,12 @@ def check_is_repeatable(probe: PostprocessorProbe) -> None:
         expect_equal(different, [], "the fields that differ the second time")
 
 
-def _tensors_of(values: Any) -> list[Any]:
+def _tensors_of(values: object) -> list[Any]:
     """Return the tensors of a field: one of a value for each row, or one for each row."""
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
-def _same(first: Any, second: Any) -> bool:
+def _same(first: object, second: object) -> bool:
     import torch
 
     pairs = list(zip_longest(_tensors_of(first), _tensors_of(second)))

@@ -58,7 +58,7 @@ def _check_property(
 
         @_settings
         @given(st.tuples(*strategies))
-        def hold(values: tuple[Any, ...]) -> None:
+        def hold(values: tuple[object, ...]) -> None:
             runner.run(use(workspace, *values))
 
         try:

@@ -57,7 +57,7 @@ class WrapperProbe:
             resources = Resources(chat=probe_chat())
             run = RunInfo(config=to_dict(config), role="driver", section=make_section(), resources=resources)
 
-            def wrap(kind: str, part: Any) -> Any:
+            def wrap(kind: str, part: object) -> Any:
                 if plugin not in host.wrapping.plugins(kind):
                     return part
                 return host.wrapping.wrap(plugin, kind, part, host.registry(kind).contract or object, run)

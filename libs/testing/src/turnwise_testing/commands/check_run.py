@@ -164,7 +164,7 @@ class _Target:
                 raise
             raise ConfigError(f"{error} (--config: a run's config with the options of {self.name!r})") from error
 
-    def check(self, checks: Mapping[str, Check], probe: Any) -> Iterator[Outcome]:
+    def check(self, checks: Mapping[str, Check], probe: object) -> Iterator[Outcome]:
         """Run checks on a probe."""
         for name, check in checks.items():
             yield self.outcome(name, promise_of(check), partial(run_check, check, probe, self.timeout_s))
@@ -219,7 +219,7 @@ def _check_parser(target: _Target) -> Iterator[Outcome]:
             yield from target.check({name: check}, probe)
 
 
-def _hermes_call(name: str, arguments: Mapping[str, Any]) -> str:
+def _hermes_call(name: str, arguments: Mapping[str, object]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': dict(arguments)})}\n</tool_call>"
 
 
@@ -249,7 +249,7 @@ def _check_part(target: _Target) -> Iterator[Outcome]:
                 yield from target.check({name: check}, probe)
 
 
-def _refusal(target: _Target, probe: Any) -> str | None:
+def _refusal(target: _Target, probe: object) -> str | None:
     """Return the text of a reward that is for other tasks than the probe's."""
     try:
         return run_check(refusal_of_tasks, probe, target.timeout_s)

@@ -249,7 +249,7 @@ class ScriptedEngine:
             if not running.ended.done():
                 running.ended.set_exception(_dead())
 
-    def _note(self, *call: Any) -> None:
+    def _note(self, *call: object) -> None:
         if self.record:
             self.calls.append(call)
 
@@ -335,7 +335,7 @@ class ScriptedEngine:
         return _LOGPROBS[start : start + len(ids)]
 
 
-def _names_of(weights: Iterable[tuple[str, Any]]) -> list[str]:
+def _names_of(weights: Iterable[tuple[str, object]]) -> list[str]:
     try:
         return [name for name, _ in weights]
     except Exception as error:

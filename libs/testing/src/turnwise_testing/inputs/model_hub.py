@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
 from attrs import define, field
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def log_message(self, format: str, *_arguments: Any) -> None:
+    def log_message(self, format: str, *_arguments: object) -> None:
         """Print nothing."""
 
     def _answer(self) -> None:

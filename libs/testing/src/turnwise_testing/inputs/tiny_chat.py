@@ -52,7 +52,7 @@ def write_gguf(folder: Path, file: Path, *, architecture: str = "qwen3", quantiz
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: object = AutoTokenizer.from_pretrained(folder)
     config = model.config
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_context_length(config.max_position_embeddings)

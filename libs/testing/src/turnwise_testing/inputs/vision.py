@@ -180,7 +180,7 @@ def save_qwen(folder: Path, template: str = QWEN_3_VL, processor_class: str = "Q
     from transformers import Qwen2VLImageProcessorPil
 
     qwen_tokenizer(template).save_pretrained(folder)
-    options: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}}
+    options: dict[str, object] = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}}
     Qwen2VLImageProcessorPil(**options).save_pretrained(folder)
     name_processor(folder, processor_class)
     return folder

@@ -94,7 +94,7 @@ class Length:
 class _Nothing:
     """Adds no fields."""
 
-    def process(self, batch: Any) -> Mapping[str, Any]:
+    def process(self, batch: object) -> Mapping[str, Any]:
         return {}
 
 

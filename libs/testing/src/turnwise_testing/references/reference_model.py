@@ -22,7 +22,7 @@ _KEPT_VARIANTS: Final = 2
 """Models besides the first: a version and the one before it are asked for in turns."""
 
 
-def save_random_model(config: Any, directory: Path) -> Path:
+def save_random_model(config: object, directory: Path) -> Path:
     """
     Write a causal model with random weights, so large that no distribution is even, and return the directory.
 

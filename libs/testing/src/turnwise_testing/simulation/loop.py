@@ -83,7 +83,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if self._waiting is not None:
             self._scheduler.wake(self._waiting)
 
-    def _process_events(self, event_list: Any) -> None:
+    def _process_events(self, event_list: object) -> None:
         """Do nothing: there are no files."""
 
     def _run_once(self) -> None:

@@ -42,7 +42,7 @@ class OrderedPipe:
     _items: deque[Any] = field(factory=deque, init=False)
     _due: float = field(default=0.0, init=False)
 
-    def send(self, item: Any) -> None:
+    def send(self, item: object) -> None:
         loop = asyncio.get_running_loop()
         self._due = max(self._due, loop.time() + self.delay())
         self._items.append(item)
@@ -115,10 +115,10 @@ class _Transport(asyncio.Transport):
     def get_protocol(self) -> Any:
         return self.protocol
 
-    def set_protocol(self, protocol: Any) -> None:
+    def set_protocol(self, protocol: object) -> None:
         self.protocol = protocol
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
+    def get_extra_info(self, name: str, default: object = None) -> Any:
         return SimpleNamespace(setsockopt=lambda *_option: None) if name == "socket" else default
 
     # The faults
@@ -229,7 +229,7 @@ class Network:
         if end in self.clients:
             self.clients.remove(end)
 
-    async def _connect(self, make_protocol: Callable[[], Any], _host: str, port: int, **_options: Any) -> Any:
+    async def _connect(self, make_protocol: Callable[[], Any], _host: str, port: int, **_options: object) -> Any:
         await asyncio.sleep(self.delay())
         if (server := self.servers.get(port)) is None:
             raise ConnectionRefusedError("no process listens")
@@ -241,7 +241,7 @@ class Network:
         self.clients.append(client)
         return client, protocol
 
-    async def _listen(self, make_protocol: Callable[[], Any], *_address: Any, **_options: Any) -> _Server:
+    async def _listen(self, make_protocol: Callable[[], Any], *_address: object, **_options: object) -> _Server:
         self._num_ports += 1
         server = self.servers[self._num_ports] = _Server(self, self._num_ports, self.owner(), make_protocol)
         return server

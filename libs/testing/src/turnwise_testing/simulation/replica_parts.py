@@ -70,7 +70,7 @@ class Trainer:
         """Note that an update has succeeded."""
         self._last_success, self._unclear = version, frozenset()
 
-    def check(self, name: str, version: int, weights: Mapping[str, Any]) -> None:
+    def check(self, name: str, version: int, weights: Mapping[str, object]) -> None:
         """Note a violation if a replica lacks a weight of the version that it serves."""
         if digest_of(weights) != self.digests[version]:
             found, wanted = content_of(weights), self.contents[version]

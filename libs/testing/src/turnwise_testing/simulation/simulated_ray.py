@@ -40,7 +40,7 @@ class _Reply(Awaitable[Any]):
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.shield(self.future).__await__()
 
-    def settle(self, outcome: Any, error: BaseException | None) -> None:
+    def settle(self, outcome: object, error: BaseException | None) -> None:
         if not self.future.done():
             if error is None:
                 self.future.set_result(outcome)
@@ -69,7 +69,7 @@ class SimulatedActor:
     _inbox: asyncio.Queue[tuple[str, bytes, _Reply]] = field(factory=asyncio.Queue)
     _replies: list[_Reply] = field(factory=list)
 
-    def call(self, name: str, *arguments: Any) -> _Reply:
+    def call(self, name: str, *arguments: object) -> _Reply:
         reply = _Reply()
         if self.is_dead:
             self._fail(reply)
@@ -79,7 +79,7 @@ class SimulatedActor:
             asyncio.get_running_loop().call_later(self.cluster.delay(), self._inbox.put_nowait, call)
         return reply
 
-    async def live(self, arguments: tuple[Any, ...]) -> None:
+    async def live(self, arguments: tuple[object, ...]) -> None:
         """Build the object, and start the calls in the order of their arrival."""
         _RUNNING.set(self)
         await asyncio.sleep(self.cluster.start_s())
@@ -124,7 +124,7 @@ class _Method:
     def __init__(self, call: Callable[..., _Reply]) -> None:
         self.remote = call
 
-    def options(self, **_options: Any) -> _Method:
+    def options(self, **_options: object) -> _Method:
         return self
 
 
@@ -174,7 +174,7 @@ class SimulatedRay:
         self._loop = loop
         make_task: Any = loop.get_task_factory()
 
-        def make_owned_task(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
+        def make_owned_task(loop: asyncio.AbstractEventLoop, code: object, **options: object) -> asyncio.Task[Any]:
             task: asyncio.Task[Any] = make_task(loop, code, **options)
             actor = _RUNNING.get()
             if actor is not None:
@@ -221,7 +221,7 @@ class SimulatedRay:
     def _actor_class(self, kind: type) -> Any:
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=partial(self._start, kind, options)))
 
-    def _start(self, kind: type, options: dict[str, Any], *arguments: Any) -> _Handle:
+    def _start(self, kind: type, options: dict[str, Any], *arguments: object) -> _Handle:
         staying = [node for node in self.nodes if node not in self.draining]
         node = staying[len(self.actors) % len(staying)]
         actor = SimulatedActor(self, kind, str(options["name"]), node)

@@ -85,7 +85,7 @@ def _logprob(state: int, token: int, weights: int) -> float:
     return -(1 + (crc32(_MIX.pack(token, weights), state) & 0xFFFF)) / 2**17
 
 
-def digest_of(weights: Mapping[str, Any]) -> int:
+def digest_of(weights: Mapping[str, object]) -> int:
     """Return the hash of all weights of an engine, by name."""
     digest = 0
     for name in sorted(weights):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(report: SeedReport | None, passed: int, started: float) -> None:
-    line: dict[str, Any] = {"passed": passed, "cpu_s": time.process_time() - started}
+    line: dict[str, object] = {"passed": passed, "cpu_s": time.process_time() - started}
     if report is not None:
         line |= {"seed": report.seed, "digest": report.digest}
         if report.failure is not None:

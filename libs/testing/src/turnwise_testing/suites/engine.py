@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from attrs import evolve
@@ -80,7 +80,7 @@ class EngineSuite(PluginSuite):
     logprob_bound: ClassVar[float | None] = None
     media_only: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if cls.media_only:
             standard = {name for name in dir(EngineSuite) if name.startswith("test_")}

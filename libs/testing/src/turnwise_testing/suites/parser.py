@@ -86,7 +86,7 @@ class ToolParserSuite(PluginSuite):
             parser_of=parser_of,
         )
 
-    def can_write(self, _arguments: Mapping[str, Any]) -> bool:
+    def can_write(self, _arguments: Mapping[str, object]) -> bool:
         """Return whether the format can write these arguments; may be overridden."""
         return True
 
@@ -99,7 +99,7 @@ class _Described:
 
     async def create(self, task: Task) -> None: ...
 
-    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: object, arguments: Mapping[str, object]) -> ToolResult:
         return ToolResult(text="")
 
     async def release(self, session: object) -> None: ...

@@ -30,7 +30,7 @@ class PartSuite(PluginSuite):
 
     kind: ClassVar[str]
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         # The first plugin's suite imports the checks. They may load torch, which the other suites here do not need.
         for suite in cls.__mro__[1:]:
@@ -51,7 +51,7 @@ class PartSuite(PluginSuite):
         return ()
 
     @pytest.fixture
-    def probe(self, config: object, resources: Resources, examples: tuple[Any, ...]) -> Any:
+    def probe(self, config: object, resources: Resources, examples: tuple[object, ...]) -> Any:
         """The probe of the part; may be overridden."""
         factory = self.entry().factory
         part = Part(

@@ -46,7 +46,7 @@ class CheckedSuite:
     left_out: ClassVar[frozenset[str]] = frozenset()
     """Standard tests that an option of the suite leaves to another class; set by the suite of a kind."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "checks" in vars(cls):
             cls.add_tests()
@@ -148,7 +148,7 @@ class PluginSuite(InstalledSuite):
 def _test_of(check: Check) -> Any:
     """Return a check as a test method."""
 
-    def test(self: CheckedSuite, probe: Any) -> None:
+    def test(self: CheckedSuite, probe: object) -> None:
         if reason := run_check(check, probe, self.check_timeout_s):
             pytest.skip(reason)
 

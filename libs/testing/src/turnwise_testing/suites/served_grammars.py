@@ -81,7 +81,7 @@ class ServedGrammarSuite:
     def ask(cls, texts: _Texts) -> Callable[..., GenerateRequest]:
         """A function that returns a numbered request with a grammar, whose turn the tokenizer's end ends."""
 
-        def make(number: int, grammar: Grammar, **sampling: Any) -> GenerateRequest:
+        def make(number: int, grammar: Grammar, **sampling: object) -> GenerateRequest:
             options = {"max_tokens": 200, "seed": number, "stop_token_ids": (texts.tokenizer.eos_token_id,), **sampling}
             return evolve(numbered_request(number, **options), grammar=grammar)
 
@@ -116,7 +116,7 @@ class ServedGrammarSuite:
         for request, result in zip(free, results[1::2], strict=True):
             self.assert_logprobs(reference.model(variant=0), request, result)  # type: ignore[attr-defined]  # of the other suite
 
-    def _error(self, model: Any, texts: _Texts, request: GenerateRequest, result: GenerateResult) -> float:
+    def _error(self, model: object, texts: _Texts, request: GenerateRequest, result: GenerateResult) -> float:
         """Return the largest difference; an id at the border of the nucleus may be inside or outside."""
         top_p = request.sampling.top_p
         nuclei = {top_p} if top_p == 1 else {top_p - _TOP_P_ROUNDING, top_p, top_p + _TOP_P_ROUNDING}

@@ -113,7 +113,7 @@ class ServedModelSuite:
         yield
         runner.run(engine.update_weights(reference.weights(variant=0), 0))
 
-    def logprob_error(self, model: Any, request: GenerateRequest, result: GenerateResult) -> float:
+    def logprob_error(self, model: object, request: GenerateRequest, result: GenerateResult) -> float:
         """
         Return the largest difference of a result's log-probabilities to a forward pass.
 
@@ -126,7 +126,7 @@ class ServedModelSuite:
         expected = [forward_logprobs(model, r, result.token_ids, joint_filters=self.joint_filters) for r in requests]
         return float(np.abs(np.array(expected) - result.logprobs).min(axis=0).max())
 
-    def assert_logprobs(self, model: Any, request: GenerateRequest, result: GenerateResult) -> None:
+    def assert_logprobs(self, model: object, request: GenerateRequest, result: GenerateResult) -> None:
         """Compare the log-probabilities of a result with a forward pass."""
         assert self.logprob_error(model, request, result) < self.logprob_bound
 

@@ -241,6 +241,6 @@ def _expect_greedy(
     expect_versions(probe, [(request, result)], {version: int(changed) for version, changed in kinds.items()})
 
 
-def _broken_off(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _broken_off(weights: Iterable[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
     yield from weights
     raise OSError("the publisher died")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ast
 import keyword
 from collections.abc import Collection, Mapping
-from typing import Any
 
 
-def write_call(name: str, arguments: Mapping[str, Any]) -> str:
+def write_call(name: str, arguments: Mapping[str, object]) -> str:
     """
     Return a call as the leaderboard writes it.
 

@@ -37,7 +37,9 @@ class Call:
     arguments: Mapping[str, Any]
 
 
-def check_calls(functions: Mapping[str, Any], calls: Sequence[Call], answers: Sequence[Mapping[str, Any]]) -> bool:
+def check_calls(
+    functions: Mapping[str, object], calls: Sequence[Call], answers: Sequence[Mapping[str, object]]
+) -> bool:
     """
     Return whether calls are right.
 
@@ -110,18 +112,18 @@ def _is_among(value: Any, accepted: Sequence[Any], elements: type | None) -> boo
     return value in accepted
 
 
-def _type_of(accepted: Sequence[Any]) -> type | None:
+def _type_of(accepted: Sequence[object]) -> type | None:
     return next((type(each) for each in accepted if each != _OMITTED), None)
 
 
-def _elements_fit(value: Sequence[Any], accepted: object, expected: type) -> bool:
+def _elements_fit(value: Sequence[object], accepted: object, expected: type) -> bool:
     """Return whether each element has the expected type or the type in an accepted list; other answers say nothing."""
     if not isinstance(accepted, list):
         return True
     return all(type(each) is expected or type(each) is _type_of(accepted) for each in value)
 
 
-def _objects_match(value: object, accepted: Any) -> bool:
+def _objects_match(value: object, accepted: object) -> bool:
     if not isinstance(value, dict) or not isinstance(accepted, Mapping):
         return False
     if any(key not in value and _OMITTED not in values for key, values in accepted.items()):
@@ -129,15 +131,15 @@ def _objects_match(value: object, accepted: Any) -> bool:
     return all(key in accepted and _text(each) in map(_text, accepted[key]) for key, each in value.items())
 
 
-def _lists_of_objects_match(value: Sequence[object], accepted: Sequence[Any]) -> bool:
+def _lists_of_objects_match(value: Sequence[object], accepted: Sequence[object]) -> bool:
     return len(value) == len(accepted) and all(map(_objects_match, value, accepted))
 
 
-def _texts(values: Sequence[Any]) -> list[Any]:
+def _texts(values: Sequence[object]) -> list[Any]:
     return [_text(each) for each in values]
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> Any:
     """Return a text without case, spaces and some punctuation; any other value as it is."""
     return _IGNORED.sub("", value).lower().replace("'", '"') if isinstance(value, str) else value
 

@@ -99,7 +99,9 @@ def _split(messages: Sequence[Message]) -> Iterator[list[Message]]:
         yield list(messages[start:end])
 
 
-def _match(turns: Sequence[Sequence[Message]], ran: Sequence[tuple[str, Mapping[str, Any]]]) -> list[list[list[str]]]:
+def _match(
+    turns: Sequence[Sequence[Message]], ran: Sequence[tuple[str, Mapping[str, object]]]
+) -> list[list[list[str]]]:
     """Return the calls that have run, by turn of the user and by step; the agent has refused the others."""
     left = [(name, _plain(arguments), write_call(name, arguments)) for name, arguments in ran]
     left.reverse()

@@ -83,7 +83,7 @@ def make_row(
     }
 
 
-def _question(messages: Sequence[Mapping[str, Any]], withheld: Sequence[JsonDict] | None) -> str:
+def _question(messages: Sequence[Mapping[str, object]], withheld: Sequence[JsonDict] | None) -> str:
     """Return what the user says in a turn; the turn that brings functions has no message in the data."""
     if withheld is None:
         (message,) = messages
@@ -95,7 +95,7 @@ def _question(messages: Sequence[Mapping[str, Any]], withheld: Sequence[JsonDict
 
 def entry_of(task: Task) -> JsonDict:
     """Return what the programs of a task need; `DataError` when it is of no multi-turn category."""
-    about: Any = task.extra.get("bfcl")
+    about: object = task.extra.get("bfcl")
     entry = about.get("entry") if isinstance(about, Mapping) else None
     if not isinstance(entry, Mapping) or not {*_ENTRY} <= entry.keys() or {*entry["involved_classes"]} - {*PROGRAMS}:
         raise DataError(

@@ -54,7 +54,7 @@ def name_task(task: Task) -> str:
 
 def check_task(chat: Chat | None, episode: Episode) -> Mapping[str, Any]:
     """Return the column `bfcl` of an episode's task; `DataError` as in `BfclReward.score`."""
-    about: Any = episode.task.extra.get("bfcl")
+    about: object = episode.task.extra.get("bfcl")
     where = name_task(episode.task)
     if not isinstance(about, Mapping) or not {"category", "functions"} <= about.keys():
         raise DataError(f"{where} is of no category of BFCL; set data.path to bfcl:CATEGORY")

@@ -76,7 +76,7 @@ class ProgramTool:
         """Return the programs of an episode, which start with its first call."""
         return Conversation(task)
 
-    async def execute(self, session: Any, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: Any, arguments: Mapping[str, object]) -> ToolResult:
         conversation: Conversation = session
         text = await conversation.run(shared_simulator(), self.schema["function"]["name"], dict(arguments))
         return ToolResult(text=text, error=text.startswith("Error during execution:"))

@@ -112,7 +112,7 @@ def generate_rows(
     return [_row(problem, split, index) for index, problem in enumerate(problems)]
 
 
-def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Write rows as JSON Lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

@@ -143,7 +143,7 @@ def _save_dataset(made: Any, folder: Path) -> None:
         raise
 
 
-def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
+def _write_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> int:
     """Write JSON lines; the file gets its name when all are there."""
     number = 0
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:

@@ -66,7 +66,7 @@ def _content(message: Message, parts: Sequence[str | Picture], uid: str) -> str 
 
 def _message(message: Message, content: str | list[dict[str, Any]], is_given: bool) -> dict[str, Any]:
     role = str(message["role"])
-    line: dict[str, Any] = {"role": role, "content": content}
+    line: dict[str, object] = {"role": role, "content": content}
     if role == "tool":
         line["tool_call_id"] = str(message.get("tool_call_id", ""))
     if role != "assistant":

@@ -10,7 +10,7 @@ values are constants. Differences of log-probabilities are bounded by 20 nats, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from attrs import frozen
@@ -50,7 +50,7 @@ class ReverseKl:
         old_log_probs: Tensor,
         advantages: Tensor,
         columns: Mapping[str, Tensor],
-        **_more: Any,
+        **_more: object,
     ) -> Output:
         """Return (M,) losses, and (M,) values: `teacher_kl`, which is log pi - log q, and `clip_frac`."""
         config = self.config
@@ -82,7 +82,7 @@ class TopkKl:
         advantages: Tensor,
         columns: Mapping[str, Tensor],
         id_log_probs: Tensor,
-        **_more: Any,
+        **_more: object,
     ) -> Output:
         """Return (M,) losses, and (M,) values: `topk_kl`, and the `clip_frac` of the reward's part."""
         policy, teacher = _with_rest(id_log_probs), _with_rest(columns["teacher_topk_logprobs"].to(id_log_probs.dtype))

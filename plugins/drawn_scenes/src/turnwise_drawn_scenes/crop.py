@@ -54,7 +54,7 @@ class CropTool:
                 return image.convert("RGB")
         raise DataError(f"task {task.uid!r} (row {task.sample_index}) has no picture, which the tool crop needs")
 
-    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: object, arguments: Mapping[str, object]) -> ToolResult:
         """Return the part as a PNG; `ToolError` with the reason if the edges describe no part of the picture."""
         assert isinstance(session, Image.Image)
         return ToolResult(text="", pictures=(encode(crop(session, [arguments.get(name) for name in SIDES])),))

@@ -196,7 +196,7 @@ class EnvironmentAgent:
         return observation.messages or ({"role": "user", "content": shown},), observation
 
     async def _run_calls(
-        self, episode: Episode, live: LiveEnvironment, calls: Sequence[Mapping[str, Any]]
+        self, episode: Episode, live: LiveEnvironment, calls: Sequence[Mapping[str, object]]
     ) -> tuple[Sequence[Message], Observation]:
         """Run the calls in order, up to one that ends the environment or the episode."""
         messages: list[Message] = []

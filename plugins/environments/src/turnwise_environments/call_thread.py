@@ -30,12 +30,12 @@ class CallThread:
         outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
         context = contextvars.copy_context()
 
-        def settle(value: tuple[Any, BaseException | None]) -> None:
+        def settle(value: tuple[object, BaseException | None]) -> None:
             if not outcome.done():  # a cancelled call has no reader
                 outcome.set_result(value)
 
         def job() -> None:
-            value: tuple[Any, BaseException | None]
+            value: tuple[object, BaseException | None]
             try:
                 value = (context.run(function, *arguments), None)
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited

@@ -79,7 +79,7 @@ class GymnasiumEnvironment:
         """Close the environment of Gymnasium."""
         self._env.close()
 
-    def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
+    def describe(self, observation: object, info: Mapping[str, object]) -> str:
         """
         Return an observation as text.
 
@@ -105,7 +105,7 @@ class GymnasiumEnvironment:
         if self._words:
             return self._words[self._last_word(text)]
         if isinstance(space, spaces.Text):
-            action: Any = text.strip()
+            action: object = text.strip()
         else:
             try:
                 action = json.loads(text)
@@ -130,7 +130,7 @@ class GymnasiumEnvironment:
             return f"The actions are: {', '.join(self._words)}."
         return f"An action is one of {self._env.action_space}."
 
-    def _read_words(self, actions: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _read_words(self, actions: Mapping[str, object] | None) -> dict[str, Any]:
         space = self._env.action_space
         if actions is None:
             if not isinstance(space, spaces.Discrete):
@@ -164,6 +164,6 @@ def _find_word(word: str, text: str) -> list[re.Match[str]]:
     return list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return numpy values as JSON has them."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -100,7 +100,7 @@ class LiveEnvironment:
         with boundary("tool", f"environment {self.name!r}"):
             return self._as_observation(await self._call(method, "finish", self.config.step_s), "finish")
 
-    def complaint(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def complaint(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the mismatch of a call's arguments as a text for the model; empty when they fit."""
         try:
             error = next(self._validators[name].iter_errors(dict(arguments)), None)

@@ -103,7 +103,7 @@ class OpenEnvEnvironment:
             raise ToolError("Error: an action is a JSON object")
         return payload
 
-    def _read(self, observation: Mapping[str, Any]) -> str:
+    def _read(self, observation: Mapping[str, object]) -> str:
         if self._text and self._text in observation:
             value = observation[self._text]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -121,14 +121,14 @@ class OpenEnvEnvironment:
             raise
 
 
-def _schema(tool: Mapping[str, Any]) -> ToolSchema:
+def _schema(tool: Mapping[str, object]) -> ToolSchema:
     """Return an MCP tool as OpenEnv lists it in the OpenAI form."""
     parameters = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
-def _read_call(observation: Mapping[str, Any]) -> str:
+def _read_call(observation: Mapping[str, object]) -> str:
     """Return the result of a tool as text: OpenEnv hands over the result of MCP, with its parts."""
     if error := observation.get("error"):
         return f"Error: {error.get('message', error) if isinstance(error, Mapping) else error}"

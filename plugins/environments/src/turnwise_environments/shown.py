@@ -39,5 +39,5 @@ def _parts(content: Content) -> Sequence[Any]:
     return content
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)

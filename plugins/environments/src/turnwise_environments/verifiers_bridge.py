@@ -95,7 +95,7 @@ class VerifiersEnvironment:
             raise RuntimeError("the environment is not reset")
         return self._service, self._exchange
 
-    def _extend(self, reply: Mapping[str, Any], messages: list[dict[str, Any]]) -> Observation:
+    def _extend(self, reply: Mapping[str, object], messages: list[dict[str, Any]]) -> Observation:
         """Return the messages after the reply; the ones before it must be as they were."""
         known = [*self._seen, reply]
         if [_content(message) for message in messages[: len(known)]] != [_content(message) for message in known]:
@@ -126,7 +126,7 @@ class VerifiersEnvironment:
         raise RuntimeError(text)
 
 
-def _read_config(taskset: Mapping[str, Any], env: dict[str, Any]) -> vf.EnvConfig:
+def _read_config(taskset: Mapping[str, object], env: dict[str, Any]) -> vf.EnvConfig:
     taskset_id = str(taskset.get("id", ""))
     try:
         kind = vf.env_config_type(taskset_id, str(env.get("id", "")))

@@ -71,7 +71,7 @@ class Exchange:
             raise item
         return item
 
-    async def answer(self, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any] | vf.Episode:
+    async def answer(self, message: Mapping[str, object], finish_reason: str) -> dict[str, Any] | vf.Episode:
         """Reply to the request that waits, and return the next one or the episode."""
         self._send(_stream(message, finish_reason))
         return await self.next()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.events.observer import TrainingStarted
@@ -34,7 +33,7 @@ def _id_file(folder: Path, name: str) -> Path:
     return folder / f"{name}_run_id.txt"
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the leaves of nested settings as strings under dotted names such as `train.optimizer.lr`."""
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -61,7 +61,7 @@ def parts_key(content: Any) -> PartsKey:
     return tuple(each for each in listed if each[1])
 
 
-def is_readable(content: Any) -> bool:
+def is_readable(content: object) -> bool:
     """Return whether a content of a data set has the form of this module, perhaps with texts beside each other."""
     if content is None or isinstance(content, str):
         return True

@@ -69,7 +69,7 @@ def register_advantages(registry: turnwise.Registry[Any]) -> None:
     registry.add("path_credit", _make_path_credit, config=PathCreditConfig)
 
 
-def _find_estimator(estimator: Any, _config: object, _resources: turnwise.Resources) -> Any:
+def _find_estimator(estimator: object, _config: object, _resources: turnwise.Resources) -> Any:
     return estimator
 
 

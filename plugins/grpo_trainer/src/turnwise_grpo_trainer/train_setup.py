@@ -154,7 +154,7 @@ def _with_absolute_scorers(setup: TrainSetup) -> TrainSetup:
     return evolve(setup, run=evolve(setup.run, train={**setup.run.train, "scorers": scorers}))
 
 
-def _structure_train(section: Mapping[str, Any], path: str) -> TrainConfig:
+def _structure_train(section: Mapping[str, object], path: str) -> TrainConfig:
     try:
         train: TrainConfig = structure(dict(section), TrainConfig, path="train")
     except ConfigError as error:

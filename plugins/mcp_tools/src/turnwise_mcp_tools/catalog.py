@@ -124,7 +124,7 @@ def _request_tools(offer: _Offer, config: McpConfig) -> Iterator[Tool]:
         yield ServerTool(schema, offer.server, client_requests.get_prompt)
 
 
-def _schema(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSchema:
+def _schema(name: str, description: str, parameters: Mapping[str, object] | None = None) -> ToolSchema:
     """Return a schema in the OpenAI form."""
     plain = {"type": "object", "properties": {}, **(parameters or {})}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": plain}}

@@ -44,7 +44,7 @@ async def has_resources(client: Client) -> bool:
     return bool(client.server_capabilities.resources)
 
 
-async def call_tool(name: str, pictures: bool, client: Client, arguments: Mapping[str, Any]) -> ToolResult:
+async def call_tool(name: str, pictures: bool, client: Client, arguments: Mapping[str, object]) -> ToolResult:
     """Call the tool `name` of a server; `pictures` makes pictures of its images."""
     result = await client.call_tool(name, dict(arguments))
     if pictures:
@@ -52,7 +52,7 @@ async def call_tool(name: str, pictures: bool, client: Client, arguments: Mappin
     return ToolResult(text=text_of_result(result), error=bool(result.is_error))
 
 
-async def list_resources(client: Client, _arguments: Mapping[str, Any]) -> ToolResult:
+async def list_resources(client: Client, _arguments: Mapping[str, object]) -> ToolResult:
     """Return a line for each resource, and for each template of resources."""
     page = await client.list_resources()
     resources = list(page.resources)

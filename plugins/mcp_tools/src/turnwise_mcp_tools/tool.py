@@ -100,7 +100,7 @@ class ServerTool:
     async def create(self, _task: Task) -> Session:
         return await self.server.open()
 
-    async def execute(self, session: Any, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: Any, arguments: Mapping[str, object]) -> ToolResult:
         opened: Session = session
         if opened.has_new_tools and self.listed[0]:
             await self.server.check_tool(opened, *self.listed)

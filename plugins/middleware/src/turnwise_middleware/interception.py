@@ -93,11 +93,11 @@ class Interception:
         """Return the scores of an episode, one for each record, or none."""
         return scores
 
-    def before_postprocess(self, batch: Any) -> bool:
+    def before_postprocess(self, batch: object) -> bool:
         """Return whether the postprocessor runs; without that, it adds no fields."""
         return True
 
-    def after_postprocess(self, batch: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    def after_postprocess(self, batch: object, fields: Mapping[str, object]) -> Mapping[str, Any]:
         """Return the new fields of a batch."""
         return fields
 

@@ -227,7 +227,7 @@ def _scores(answer: object) -> tuple[Score, ...]:
 class InterceptedPostprocessor(_Intercepted[Postprocessor]):
     """A postprocessor whose fields a middleware sees."""
 
-    def process(self, batch: Any) -> Mapping[str, Any]:
+    def process(self, batch: object) -> Mapping[str, Any]:
         """Return the new fields of a batch."""
         log = structlog.get_logger().bind(middleware=self._middleware.label)
         with _guarded(self._middleware, "before_postprocess"):

@@ -105,7 +105,7 @@ class _Server6(_Server):
 class _QuietHandler(WSGIRequestHandler):
     timeout = 10
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a line for each scrape, every few seconds, would bury the log of the run."""
 
 

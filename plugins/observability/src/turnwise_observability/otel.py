@@ -159,7 +159,7 @@ def _names(start: EpisodeStarted) -> dict[str, Any]:
 
 def _episode_attributes(timeline: EpisodeTimeline) -> dict[str, Any]:
     start, result = timeline.start, timeline.result
-    attributes: dict[str, Any] = {
+    attributes: dict[str, object] = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": start.agent_name,
         "gen_ai.conversation.id": start.uid,
@@ -194,7 +194,7 @@ def _generate_attributes(turn: TurnFinished) -> dict[str, Any]:
 
 
 def _tool_attributes(tool: ToolFinished) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
+    attributes: dict[str, object] = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": tool.tool,
         "turnwise.num_characters": tool.num_characters,

@@ -116,7 +116,7 @@ class SpanTexts:
 
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function: Mapping[str, Any] = call.get("function") or {}
+    function: Mapping[str, object] = call.get("function") or {}
     return function
 
 

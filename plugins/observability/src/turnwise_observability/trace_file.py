@@ -172,13 +172,13 @@ class TraceFile(TimelineObserver):
         self._events.append({**flow, "ph": "f", "bp": "e", "pid": replica, "tid": slot})
 
     def _memory_slice(
-        self, replica: int, name: str, started_at: float, seconds: float, arguments: Mapping[str, Any]
+        self, replica: int, name: str, started_at: float, seconds: float, arguments: Mapping[str, object]
     ) -> None:
         row = _DRIVER if replica < 0 else self._row(_REPLICAS, f"replica {replica}")
         self._slice(row, _MEMORY_SLOT, "memory", self._span(started_at, seconds), arguments, name=name)
         self._write()
 
-    def _mark(self, name: str, arguments: Mapping[str, Any]) -> None:
+    def _mark(self, name: str, arguments: Mapping[str, object]) -> None:
         now = self._us(unix_s(time.perf_counter()))
         self._events.append(
             {"ph": "i", "s": "g", "name": name, "cat": "fault", "ts": now, "pid": _DRIVER, "tid": 0, "args": arguments}
@@ -191,7 +191,7 @@ class TraceFile(TimelineObserver):
         slot: int,
         category: str,
         span: tuple[float, float],
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         *,
         name: str = "",
     ) -> None:
@@ -226,7 +226,7 @@ class TraceFile(TimelineObserver):
         self._describe(row, "thread_name", {"name": f"slot {len(lanes)}"}, len(lanes))
         return len(lanes)
 
-    def _describe(self, row: int, key: str, arguments: Mapping[str, Any], slot: int = 0) -> None:
+    def _describe(self, row: int, key: str, arguments: Mapping[str, object], slot: int = 0) -> None:
         self._events.append({"ph": "M", "name": key, "pid": row, "tid": slot, "args": arguments})
 
     def _us(self, at_s: float) -> float:

@@ -48,7 +48,7 @@ def _headers(config: OpenAIConfig) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def post_json(
-    session: aiohttp.ClientSession, url: str, body: Mapping[str, Any], request_id: str
+    session: aiohttp.ClientSession, url: str, body: Mapping[str, object], request_id: str
 ) -> AsyncIterator[AsyncIterator[bytes]]:
     """
     Post JSON and yield the lines of the response. Leaving the context early closes the connection.

@@ -117,7 +117,7 @@ class SglangDialect:
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
         sampling = request.sampling
         # No `ignore_eos`, because it would disable the stop ids too. So the model's own end of turn ends a turn.
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -169,7 +169,7 @@ def _parse_json(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _error_text(error: Any) -> str:
+def _error_text(error: object) -> str:
     """Return one line of a server's error."""
     message = error.get("message", error) if isinstance(error, dict) else error
     return str(message).strip().splitlines()[0][:300] if str(message).strip() else "no text"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from attrs import define, field
@@ -47,7 +46,7 @@ class Output:
     weight_version: int = 0
     on_tokens: Callable[[Sequence[int]], object] | None = None
 
-    def extend(self, token_ids: Any, logprobs: Any) -> None:
+    def extend(self, token_ids: object, logprobs: object) -> None:
         """Append tokens; `BadOutputError` if ids or log-probabilities are missing."""
         if not isinstance(token_ids, list) or not all(type(each) is int for each in token_ids):
             raise BadOutputError("the server returned no token ids: it may be too old, or not a vLLM or SGLang server")
@@ -94,7 +93,7 @@ class Output:
             raise BadOutputError(f"the server reported wrong weight versions: {error}") from error
 
 
-def parse_version(label: Any) -> int:
+def parse_version(label: object) -> int:
     """Return a server's label of its weights as a number; 0 for a label that is none, such as `default`."""
     text = str(label)
     return int(text) if text.isascii() and text.isdigit() else 0

@@ -95,7 +95,7 @@ def _with_options(
         given: the only positional argument, for the error; empty if all arguments go by name.
     """
     signature = inspect.signature(func)
-    passed: Mapping[str, Any] = {"resources": resources} if "resources" in signature.parameters else {}
+    passed: Mapping[str, object] = {"resources": resources} if "resources" in signature.parameters else {}
     keywords = {**passed, **options}
     try:
         if given:

@@ -92,7 +92,7 @@ def _type_of(parameter: inspect.Parameter, hints: Mapping[str, object], doc: str
     return annotation if is_required else NotRequired[annotation]
 
 
-def _or_none(annotation: Any) -> Any:
+def _or_none(annotation: object) -> Any:
     """Return an annotation that accepts null, because a model may write the default that it reads."""
     if typing.get_origin(annotation) is Annotated:
         inner, *rest = typing.get_args(annotation)

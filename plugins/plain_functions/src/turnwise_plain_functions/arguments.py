@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -73,7 +73,7 @@ def _expectation(detail: ErrorDetails) -> str:
     return text if len(text) <= _MAX_COMPLAINT_CHARS else f"{text[:_MAX_COMPLAINT_CHARS]}..."
 
 
-def _place(detail: ErrorDetails, arguments: Any) -> str:
+def _place(detail: ErrorDetails, arguments: object) -> str:
     """Return the path of a value, such as ``items[2].price``, without the names of types that pydantic puts there."""
     place, value, parts = "", arguments, detail["loc"]
     for index, part in enumerate(parts):

@@ -43,7 +43,7 @@ class _Generator(GenerateJsonSchema):
     def sort(self, value: JsonDict, parent_key: str | None = None) -> JsonDict:
         return value
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonDict:
@@ -69,7 +69,7 @@ class _Generator(GenerateJsonSchema):
             made["type"] = made["type"][0]
         return made
 
-    def encode_default(self, dft: Any) -> Any:
+    def encode_default(self, dft: object) -> Any:
         try:
             encoded = super().encode_default(dft)
             json.dumps(encoded, allow_nan=False)
@@ -114,7 +114,7 @@ def _referred(schema: JsonDict) -> str:
     return cast("str", schema.get("$ref", "")).removeprefix(_REFERENCE)
 
 
-def _reachable(name: str, definitions: Mapping[str, Any]) -> set[str]:
+def _reachable(name: str, definitions: Mapping[str, object]) -> set[str]:
     """Return the definitions that a definition refers to, also through others."""
     found: set[str] = set()
     waiting = [name]
@@ -125,7 +125,7 @@ def _reachable(name: str, definitions: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def _references(schema: Any) -> Iterator[str]:
+def _references(schema: object) -> Iterator[str]:
     if not isinstance(schema, dict):
         return
     if name := _referred(schema):

@@ -129,8 +129,8 @@ class FunctionPostprocessor:
 
     func: Function
 
-    def process(self, batch: Any) -> Mapping[str, Any]:
-        fields: Mapping[str, Any] = self.func(batch)
+    def process(self, batch: object) -> Mapping[str, Any]:
+        fields: Mapping[str, object] = self.func(batch)
         return fields
 
 

@@ -75,14 +75,14 @@ def _verl_arguments(episode: Episode, chat: Chat | None, func: Function) -> Mapp
     return _accepted(func, dict(zip(_VERL, values, strict=True)))
 
 
-def _accepted(func: Function, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _accepted(func: Function, arguments: Mapping[str, object]) -> Mapping[str, Any]:
     """Return the arguments that a function has parameters for: all of them, if it takes `**kwargs`."""
     parameters = inspect.signature(func).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     return {name: value for name, value in arguments.items() if takes_all or name in parameters}
 
 
-def _take_verl_score(episode: Episode, result: Any) -> Any:
+def _take_verl_score(episode: Episode, result: object) -> Any:
     """Return the score of a dictionary, and record its other numbers as metrics of the episode."""
     if not isinstance(result, Mapping):
         return result
@@ -98,7 +98,7 @@ def _trl_arguments(episode: Episode, chat: Chat | None, func: Function) -> Mappi
     task = episode.task
     columns = {**task.extra, "ground_truth": task.ground_truth, "data_source": task.data_source}
     ids = episode.trajectories[-1].response_ids.tolist() if episode.trajectories else []
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         **{name: [value] for name, value in columns.items() if value is not None},
         "prompts": [[dict(message) for message in task.messages]],
         "completions": [_completion(episode, chat)],
@@ -107,7 +107,7 @@ def _trl_arguments(episode: Episode, chat: Chat | None, func: Function) -> Mappi
     return _accepted(func, given)
 
 
-def _take_trl_score(_episode: Episode, result: Any) -> Any:
+def _take_trl_score(_episode: Episode, result: object) -> Any:
     """Return the only score; None leaves the episode unscored."""
     if not isinstance(result, Sequence) or isinstance(result, str) or len(result) != 1:
         raise TypeError(

@@ -50,7 +50,7 @@ class _ByFields:
 class _InOrder:
     """Annotation: a union tries its members in their order. A `Field` that says so cannot be pickled."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return cast("CoreSchema", {**handler(source), "mode": "left_to_right"})
 
 
@@ -76,7 +76,7 @@ def typed_dict(name: str, fields: Mapping[str, object], doc: str | None = None) 
     return made
 
 
-def readable(annotation: Any) -> Any:
+def readable(annotation: object) -> Any:
     """Return an annotation whose classes pydantic can read, and whose texts are descriptions."""
     arguments = typing.get_args(annotation)
     origin = typing.get_origin(annotation) or annotation
@@ -96,7 +96,7 @@ def readable(annotation: Any) -> Any:
     return Annotated[annotation, _BY_FIELDS] if _is_replaced(annotation) else annotation
 
 
-def _with_arguments(annotation: Any, old: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
+def _with_arguments(annotation: Any, old: tuple[object, ...], new: tuple[Any, ...]) -> Any:
     if old == new:
         return annotation
     return typing.get_origin(annotation)[new]
@@ -111,14 +111,14 @@ def _same(choices: Sequence[object], value: object) -> object:
     return value
 
 
-def _union(members: Sequence[Any]) -> Any:
+def _union(members: Sequence[object]) -> Any:
     """Return a union in which a text that names a member of an Enum becomes this member and stays no text."""
     enums = [each for each in members if inspect.isclass(each) and issubclass(each, Enum)]
     rest = tuple(each for each in members if each not in enums)
     if not enums or rest in ((), (types.NoneType,)):
         return Union[tuple(members)]  # noqa: UP007 - the members are known at run time only
     # The annotation keeps the others one member, in which pydantic finds the best fit.
-    others: Any = Annotated[(Union[tuple(rest)], Shown({}))]  # noqa: UP007 - known at run time only
+    others: object = Annotated[(Union[tuple(rest)], Shown({}))]  # noqa: UP007 - known at run time only
     return Annotated[Union[(*enums, others)], _InOrder()]
 
 
@@ -195,7 +195,7 @@ def _fields(kind: type) -> Iterator[_Field]:
                 yield _Field(field.name, hints[field.name], is_required, default)
 
 
-def _unqualified(hint: Any, is_required: bool) -> tuple[Any, bool]:
+def _unqualified(hint: object, is_required: bool) -> tuple[Any, bool]:
     """Return the type of a key of a TypedDict; Python itself misses `NotRequired` in annotations that are texts."""
     while (origin := typing.get_origin(hint)) in (NotRequired, Required, ReadOnly):
         is_required = is_required if origin is ReadOnly else origin is Required

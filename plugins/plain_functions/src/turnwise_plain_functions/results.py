@@ -161,7 +161,7 @@ def json_form(value: object, fallback: Callable[[object], object] | None = None)
     return _stable(value, plain)
 
 
-def _finite(plain: Any) -> Any:
+def _finite(plain: object) -> Any:
     """Return JSON values with NaN and infinities as texts, because JSON has no such numbers."""
     if isinstance(plain, dict):
         return {key: _finite(each) for key, each in plain.items()}

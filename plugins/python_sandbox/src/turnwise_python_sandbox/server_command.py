@@ -7,7 +7,7 @@ import os
 import pwd
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 
@@ -155,7 +155,7 @@ def build_bubblewrap_arguments(readable: Sequence[str], workspace_root: str) -> 
     ]
 
 
-def _encode_settings(spec: ServerSpec, control_fd: int, **tier_settings: Any) -> str:
+def _encode_settings(spec: ServerSpec, control_fd: int, **tier_settings: object) -> str:
     """Return the settings of `box.server` as JSON."""
     max_threads = spec.config.max_threads
     common = {

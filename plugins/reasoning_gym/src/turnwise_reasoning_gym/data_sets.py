@@ -171,7 +171,7 @@ def _integer(options: JsonDict, name: str, default: int, least: int) -> int:
     return value
 
 
-def _converted(value: object, kind: Any, where: str) -> object:
+def _converted(value: object, kind: object, where: str) -> object:
     """Return a value as a field of a config has it; `DataError` if it cannot."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Union:
@@ -189,7 +189,7 @@ def _converted(value: object, kind: Any, where: str) -> object:
     return _scalar(value, kind, where)
 
 
-def _scalar(value: object, kind: Any, where: str) -> object:
+def _scalar(value: object, kind: object, where: str) -> object:
     if kind in (datetime.date, datetime.time):
         try:
             return kind.fromisoformat(str(value))

@@ -37,7 +37,7 @@ def to_tagged(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def from_tagged(value: Any) -> Any:
+def from_tagged(value: object) -> Any:
     """Return the value that `to_tagged` got; a subclass, such as a text of numpy, becomes its base class."""
     if isinstance(value, list):
         return [from_tagged(item) for item in value]

@@ -92,7 +92,7 @@ def server_arguments(config: SglangConfig, spec: ModelSpec) -> dict[str, Any]:
         check_pictures(config.engine_args, spec.path)
     device = resolve_device(config)
     longest = max_context(config, spec)
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "model_path": str(check_model_directory(spec, "sglang")),
         "trust_remote_code": spec.trust_remote_code,
         "dtype": "float32" if config.dtype == "auto" and device == "cpu" else config.dtype,
@@ -127,7 +127,7 @@ def _memory_arguments(config: SglangConfig, device: str, longest: int) -> dict[s
     if device == "cpu":
         tokens = config.max_total_tokens or _CPU_CONTEXTS * longest + CONTEXT_MARGIN
         return {**_CPU_ARGUMENTS, "max_running_requests": _CPU_REQUESTS, "max_total_tokens": tokens}
-    arguments: dict[str, Any] = {"enable_memory_saver": config.sleep_mode}
+    arguments: dict[str, object] = {"enable_memory_saver": config.sleep_mode}
     if config.sleep_mode:
         arguments["enable_weights_cpu_backup"] = config.weights_cpu_backup
     if config.max_total_tokens is not None:

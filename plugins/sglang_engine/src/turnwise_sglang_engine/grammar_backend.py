@@ -55,7 +55,7 @@ class RequestGrammar(BaseGrammarObject):  # type: ignore[misc]  # SGLang is not 
     def is_terminated(self) -> bool:
         return bool(self.finished)
 
-    def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: Any) -> Tensor:
+    def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: object) -> Tensor:
         """Return (batch_size, vocab_size) true for each allowed id; rows without a grammar stay as they are."""
         return torch.ones((batch_size, vocab_size), dtype=torch.bool)
 
@@ -104,6 +104,6 @@ class GrammarBackend(BaseGrammarBackend):  # type: ignore[misc]  # SGLang is not
             del self.cache[next(iter(self.cache))]
 
 
-def make_backend(server_args: Any, _tokenizer: Any, vocab_size: int, _eos_token_ids: Any) -> GrammarBackend:
+def make_backend(server_args: Any, _tokenizer: object, vocab_size: int, _eos_token_ids: object) -> GrammarBackend:
     """Return the backend of a scheduler."""
     return GrammarBackend(GrammarCompiler(Path(server_args.tokenizer_path or server_args.model_path), vocab_size))

@@ -110,7 +110,7 @@ class Nodes:
         """Number of nodes."""
         return 1 + len(self.followers)
 
-    def settings(self, settings: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    def settings(self, settings: Mapping[str, object], rank: int) -> dict[str, Any]:
         """Return the arguments of the server of a node."""
         if self.number == 1:
             return dict(settings)
@@ -120,7 +120,7 @@ class Nodes:
         """Return the environment of the server of the engine's own node."""
         return arguments.server_environment(self.config, self.number, self.gpus)
 
-    def starts(self, settings: Mapping[str, Any]) -> list[Coroutine[Any, Any, None]]:
+    def starts(self, settings: Mapping[str, object]) -> list[Coroutine[Any, Any, None]]:
         """Return coroutines that start the servers of the other nodes; each raises `EngineError` if one fails."""
         return [
             self._start(actor, self.settings(settings, rank), gpus)
@@ -216,7 +216,7 @@ def _place(group: Any, index: int, bundle: Mapping[str, float]) -> Any:
     return ray.remote(BundleActor).options(**options).remote()
 
 
-def _arrange(config: SglangConfig, actors: Sequence[Any], devices: Sequence[Device]) -> Nodes:
+def _arrange(config: SglangConfig, actors: Sequence[object], devices: Sequence[Device]) -> Nodes:
     """Divide the actors by nodes, the own one first."""
     import ray
 

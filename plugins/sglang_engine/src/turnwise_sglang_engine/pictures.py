@@ -44,7 +44,7 @@ def reads_pictures(engine_args: Mapping[str, Any], path: Path | None) -> bool:
     )
 
 
-def check_pictures(engine_args: Mapping[str, Any], path: Path) -> None:
+def check_pictures(engine_args: Mapping[str, object], path: Path) -> None:
     """Raise `ConfigError` if SGLang cannot load a vision-language model, or would see pictures as no trainer does."""
     if not reads_pictures(engine_args, path):
         return

@@ -26,7 +26,7 @@ GREEDY, PLAIN, FILTERED = "greedy", "plain", "filtered"
 """How a token is sampled: the best id, one of all ids, or one of the ids that top-k and top-p leave."""
 
 
-def sampling_support(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_support(engine_args: Mapping[str, object]) -> dict[str, Any]:
     """
     Return the capabilities `sampling_options` and `refused_options` of an engine with other arguments of SGLang.
 
@@ -82,7 +82,7 @@ def sampling_options(sampling: SamplingParams, max_tokens: int, vocab_size: int,
     them.
     """
     method = sampling_method(sampling, vocab_size)
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "max_new_tokens": max_tokens,
         "temperature": 0.0 if method == GREEDY else float(sampling.temperature),
         "ignore_eos": not sampling.stop_token_ids,
@@ -103,7 +103,7 @@ def sampling_options(sampling: SamplingParams, max_tokens: int, vocab_size: int,
 
 
 def generate_head(
-    request: GenerateRequest, handle: int, options: Mapping[str, Any], *, vocab_size: int, routes: bool
+    request: GenerateRequest, handle: int, options: Mapping[str, object], *, vocab_size: int, routes: bool
 ) -> dict[str, Any]:
     """
     Return the head of a request's frame, without its pictures.

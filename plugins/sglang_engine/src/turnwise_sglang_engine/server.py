@@ -70,7 +70,7 @@ def _fail(connection: socket.socket, error: str) -> None:
     os._exit(1)
 
 
-def check_arguments(arguments: Mapping[str, Any], server_args: Any, version: str) -> None:
+def check_arguments(arguments: Mapping[str, object], server_args: Any, version: str) -> None:
     """Raise `SettingsError` for an argument that this version of SGLang does not have."""
     known = list(inspect.signature(server_args).parameters)
     if error := unknown_argument(arguments, known):

@@ -234,7 +234,7 @@ class Service:
                 stream=turn.head["stream"],
                 return_routed_experts=turn.head.get("routes", False),
             )
-            output: dict[str, Any] = {}
+            output: dict[str, object] = {}
             try:
                 async for output in self.manager.generate_request(request, None):
                     if turn.head["stream"] and (new := turn.take_new(output)):
@@ -261,7 +261,7 @@ class Service:
             await asyncio.sleep(_DISPATCH_POLL_S)
 
     async def _control(self, head: dict[str, Any]) -> None:
-        reply: dict[str, Any] = {"id": head["id"]}
+        reply: dict[str, object] = {"id": head["id"]}
         try:
             async with self._switching:
                 if head["op"] == "update":

@@ -95,7 +95,7 @@ class StagedWeights:
 
 
 def stage(
-    weights: Iterable[tuple[str, Any]],
+    weights: Iterable[tuple[str, object]],
     expected: ExpectedWeights,
     *,
     whole: bool,

@@ -51,7 +51,7 @@ class _Anything(type):
 class _Name(metaclass=_Anything):
     """Any name of a wildcard package: a decorator with or without arguments, a base class, a constant."""
 
-    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+    def __new__(cls, *arguments: object, **options: object) -> Any:
         if cls is not _Name:
             return object.__new__(cls)
         if len(arguments) == 1 and callable(arguments[0]) and not options:
@@ -69,7 +69,7 @@ class _Module(types.ModuleType):
 
 
 def _make_stub(name: str) -> Any:
-    def stub(*_arguments: Any, **_options: Any) -> Any:
+    def stub(*_arguments: object, **_options: object) -> Any:
         raise NotImplementedError(f"{name} was called, but its package is not installed")
 
     return stub

@@ -171,7 +171,7 @@ class ToolAgent:
             raise BudgetExhausted("no token is left for a response to the model's turn")
         return State.PROCESSING_TOOLS if memory["calls"] else State.INTERACTING
 
-    def _calls_outside(self, calls: Sequence[Mapping[str, Any]], task: Task) -> bool:
+    def _calls_outside(self, calls: Sequence[Mapping[str, object]], task: Task) -> bool:
         """Return whether a turn calls a tool of its task that the run cannot execute, or nothing that it can."""
         own = read_task_tools(task)
         if not calls or own is None:

@@ -8,7 +8,7 @@ back is a candidate. Some templates show no calls; their instructions or special
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from attrs import frozen
@@ -102,7 +102,7 @@ def _config_class(grammar: type[Grammar]) -> type[LimitConfig]:
 
 def _rendered_calls(chat: Chat, prompt: str, call_id: str) -> list[str]:
     """Return the turn with a call, as far as its start can be told, and the whole conversation; nothing for neither."""
-    function: dict[str, Any] = {"name": "probe_tool", "arguments": _ARGUMENTS}
+    function: dict[str, object] = {"name": "probe_tool", "arguments": _ARGUMENTS}
     call = {"id": call_id, "type": "function", "function": function}
     turn: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
     result: Message = {"role": "tool", "tool_call_id": call_id, "name": "probe_tool", "content": "zebra"}

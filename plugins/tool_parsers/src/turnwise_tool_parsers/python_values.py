@@ -52,7 +52,7 @@ def read_python_call(text: str, start: int) -> tuple[tuple[str, dict[str, Any]],
     reader = _Reader(text, start)
     name = reader.take("name", "the name of a tool")
     reader.take("mark", "'('", "(")
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     while not reader.skip(")"):
         if arguments:
             reader.take("mark", "',' or ')'", ",")
@@ -145,7 +145,7 @@ class _Reader:
         return items, has_comma
 
     def _read_dict(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         while not self.skip("}"):
             if found:
                 self.take("mark", "',' or '}'", ",")

@@ -106,7 +106,7 @@ def _covered_indices(text: str, stop: str) -> set[int]:
 
 def cached_stop_finder(tokenizer: Tokenizer, stop: str, sample: str = "") -> StopFinder:
     """Return the finder of a stop string for a tokenizer, whose vocabulary is read once."""
-    key: Any = tokenizer  # the protocol does not declare that tokenizers are hashable
+    key: object = tokenizer  # the protocol does not declare that tokenizers are hashable
     return _cached(key, stop, sample)
 
 

@@ -133,7 +133,7 @@ def load_model(config: TransformersConfig, spec: ModelSpec) -> Any:
         return _load_model(config, spec, torch, transformers)
 
 
-def make_manager(config: TransformersConfig, model: Any, max_context: int) -> Any:
+def make_manager(config: TransformersConfig, model: object, max_context: int) -> Any:
     """Make the manager of a model, warmed up but not started."""
     with engine_errors("cannot make the cache"):
         manager = _make_manager(config, model, max_context)
@@ -154,7 +154,7 @@ def _import_packages() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def _load_model(config: TransformersConfig, spec: ModelSpec, torch: Any, transformers: Any) -> Any:
+def _load_model(config: TransformersConfig, spec: ModelSpec, torch: Any, transformers: object) -> Any:
     device = torch.device(_device(config.device, torch))
     dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else config.dtype
     kind = "AutoModelForImageTextToText" if supports_pictures(spec.path) else "AutoModelForCausalLM"

@@ -117,7 +117,7 @@ def note_steps(
         found: NDArray[np.int64] = blocks[places // page_size] * page_size + places % page_size
         return found
 
-    def compute_batch(model: Any, batch_data: Any) -> None:
+    def compute_batch(model: object, batch_data: object) -> None:
         with store.recording() as found:
             compute(model, batch_data)
         if ios.compute_stream is not None:

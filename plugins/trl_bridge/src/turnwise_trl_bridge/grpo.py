@@ -159,7 +159,7 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
             raise ConfigError(f"token_advantages returned shape {list(advantages.shape)}, expected {list(expected)}")
         return advantages.to(output["completion_ids"].device)
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+    def _compute_loss(self, model: object, inputs: dict[str, Any]) -> Any:
         self._layout = {name: inputs[name] for name in _LAYOUT} if "path_start" in inputs else None
         self._pictures = inputs.get(PICTURES)
         return super()._compute_loss(model, inputs)
@@ -173,7 +173,7 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
-        **more: Any,
+        **more: object,
     ) -> Any:
         if self._layout is None and self._pictures is None:
             return super()._get_per_token_logps_and_entropies(

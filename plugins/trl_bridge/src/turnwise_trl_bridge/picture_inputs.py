@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import frozen
@@ -39,7 +39,7 @@ class PaddedRow:
 
 
 def picture_inputs(
-    model: Any, reader: PictureReader, ids: Tensor, rows: Sequence[PaddedRow]
+    model: object, reader: PictureReader, ids: Tensor, rows: Sequence[PaddedRow]
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """
     Return the inputs of some padded rows beside ids and mask, and the places of placeholders.

@@ -132,7 +132,7 @@ class Rollouts:
         first = trainer.accelerator.process_index * len(prompts)
         return {name: values[first : first + len(prompts)] for name, values in rows[0].items()}
 
-    def find_uid(self, prompt: Sequence[Any] | str) -> str:
+    def find_uid(self, prompt: Sequence[object] | str) -> str:
         """Return the uid of the task with this prompt; raise `DataError` for none or more than one."""
         messages: Sequence[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         uid = self._by_prompt.get(_prompt_key(messages))
@@ -239,7 +239,7 @@ def _places(field: Any, real: Any, in_response: Any) -> Any:
     return in_response if field.shape[:2] == in_response.shape else real
 
 
-def _prompt_key(messages: Sequence[Mapping[str, Any]]) -> str:
+def _prompt_key(messages: Sequence[Mapping[str, object]]) -> str:
     """Return a key that is equal for equal prompts; data sets fill missing keys with None, so it ignores these."""
     present = [{key: value for key, value in message.items() if value is not None} for message in messages]
     return json.dumps(present, sort_keys=True, ensure_ascii=False)

@@ -78,6 +78,6 @@ def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> lis
     return log
 
 
-def _collator(rows: Path, model: Path, policy: Any, tokenizer: Any) -> PictureCollator:
+def _collator(rows: Path, model: Path, policy: object, tokenizer: Any) -> PictureCollator:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return PictureCollator(model=policy, reader=PictureReader(model), folder=rows.parent, pad_token_id=pad)

@@ -28,7 +28,7 @@ _IS_PICTURE: Final = "is_picture"
 class PictureSFTTrainer(SFTTrainer):  # type: ignore[misc]  # TRL's classes are Any to mypy
     """SFTTrainer on the batches of `PictureCollator`."""
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+    def compute_loss(self, model: object, inputs: dict[str, Any], *arguments: object, **options: object) -> Any:
         mask = inputs.pop(_IS_PICTURE, None)
         if mask is None:
             return super().compute_loss(model, inputs, *arguments, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +69,7 @@ def _with_pictures(path: Path, table: pa.Table, column: pa.ChunkedArray) -> pa.T
     return table.append_column(PICTURES, places).append_column(NUMBER, pa.array(range(len(places)), pa.int64()))
 
 
-def read_places(places: Sequence[Mapping[str, Any]] | None, media: MediaFolder) -> tuple[PlacedPicture, ...]:
+def read_places(places: Sequence[Mapping[str, object]] | None, media: MediaFolder) -> tuple[PlacedPicture, ...]:
     """Return the pictures of a row; `DataError` if the file of one is missing or has changed."""
     return media.get_places([(each["start"], each["num_tokens"], each["file"]) for each in places or ()])
 

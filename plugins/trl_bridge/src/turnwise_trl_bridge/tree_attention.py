@@ -7,8 +7,6 @@ implementation here uses torch's attention: it is exact but slow, and meant for 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -32,7 +30,7 @@ def allow_cpu() -> None:
 
 
 def sdpa_tree_attention(
-    module: Any,
+    module: object,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -43,7 +41,7 @@ def sdpa_tree_attention(
     tree_cu_seqlens_k: Tensor,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """
     Attend from each segment of the tree to the path from the root to it.

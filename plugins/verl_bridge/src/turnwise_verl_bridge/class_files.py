@@ -87,12 +87,12 @@ def task_options(task: Task, name: str) -> Mapping[str, Any]:
     extra_info = task.extra.get("extra_info")
     for columns in (task.extra, extra_info):
         if isinstance(columns, Mapping) and isinstance(columns.get(name), Mapping):
-            found: Mapping[str, Any] = columns[name]
+            found: Mapping[str, object] = columns[name]
             return found
     return {}
 
 
-def accepted(function: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(function: Callable[..., object], options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options that a function takes: verl's versions and users differ in the names that they pass."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
@@ -101,7 +101,7 @@ def accepted(function: Callable[..., object], options: Mapping[str, Any]) -> dic
     return {name: value for name, value in options.items() if name in names}
 
 
-def with_ground_truth(function: Callable[..., object], options: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def with_ground_truth(function: Callable[..., object], options: Mapping[str, object], task: Task) -> dict[str, Any]:
     """Add the task's ground truth for a function that has a parameter of this name, unless the options have it."""
     if "ground_truth" in inspect.signature(function).parameters and "ground_truth" not in options:
         return {**options, "ground_truth": task.ground_truth}

@@ -27,7 +27,7 @@ _BUILT: ContextVar[list[VerlEngine]] = ContextVar("turnwise_verl_engines")
 
 
 @contextmanager
-def use_client(client: Any) -> Iterator[list[VerlEngine]]:
+def use_client(client: object) -> Iterator[list[VerlEngine]]:
     """
     Give engines `verl` that are built in this context a `verl.workers.rollout.llm_server.LLMServerClient`.
 
@@ -163,7 +163,7 @@ class VerlEngine:
 
 def to_verl_sampling(sampling: SamplingParams) -> dict[str, Any]:
     """Return sampling parameters for verl's servers, under names that both vLLM and SGLang accept."""
-    params: dict[str, Any] = {
+    params: dict[str, object] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

@@ -16,7 +16,7 @@ from turnwise_verl_bridge.config import VerlInteractionConfig
 
 def build_interaction(config: VerlInteractionConfig) -> VerlInteraction:
     """Return the interactions of a file as one user; `ConfigError` when one is not usable."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for section in read_sections(config.file, "interaction"):
         name = _name_of(section)
         if name in found:

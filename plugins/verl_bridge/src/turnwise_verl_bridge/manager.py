@@ -41,13 +41,13 @@ class TurnwiseManager:
         self._threads: list[threading.Thread] = []
 
     @classmethod
-    def create(cls, *arguments: Any, **options: Any) -> TurnwiseManager:
+    def create(cls, *arguments: object, **options: object) -> TurnwiseManager:
         """Build a manager and start its rollouts, so that an invalid config fails at once."""
         manager = cls(*arguments, **options)
         manager._get_manager(validate=False)
         return manager
 
-    def generate_sequences(self, prompts: Any) -> Any:
+    def generate_sequences(self, prompts: object) -> Any:
         """Run a batch: put rows for a TensorDict into TransferQueue in the background; return a DataProto for one."""
         return self._generate_v0(prompts) if hasattr(prompts, "non_tensor_batch") else self._generate_v1(prompts)
 
@@ -122,7 +122,9 @@ class TurnwiseManager:
             for uid in (uid for uid, count in num_pending.items() if count):
                 tq.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
 
-    def _put_rows(self, manager: RolloutManager, result: EpisodeResult, row: Mapping[str, Any], partition: str) -> None:
+    def _put_rows(
+        self, manager: RolloutManager, result: EpisodeResult, row: Mapping[str, object], partition: str
+    ) -> None:
         import transfer_queue as tq
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 

@@ -24,7 +24,7 @@ from turnwise_engine_support.picture_families import PictureArrays, axis_positio
 from turnwise_engine_support.pictures import PictureReader
 
 
-def read_message(message: Mapping[str, Any]) -> Message:
+def read_message(message: Mapping[str, object]) -> Message:
     """
     Return a message of verl's data set, with its pictures in turnwise's form.
 
@@ -37,13 +37,13 @@ def read_message(message: Mapping[str, Any]) -> Message:
     return {**message, "content": [_read_part(part) for part in content]}
 
 
-def _read_part(part: Any) -> Any:
+def _read_part(part: object) -> Any:
     if not isinstance(part, Mapping) or part.get("type") != "image":
         return part
     if sizes := sorted(part.keys() - {"type", "image", "text"}):
         raise DataError(f"a picture of verl's data set has {sizes[0]}: set it in the model's processor instead")
     held = part.get("image")
-    data: Any = held.get("bytes") if isinstance(held, Mapping) else held
+    data: object = held.get("bytes") if isinstance(held, Mapping) else held
     if isinstance(data, bytes):
         return picture_part(read_picture(data, "a picture of verl's data set"))
     if not hasattr(data, "convert"):

@@ -156,7 +156,7 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult, vision: VisionRows
     return rows
 
 
-def _join(own: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _join(own: dict[str, Any], fields: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of a row, and the open columns; `ConfigError` for a column that has a name of verl's."""
     if taken := sorted(own.keys() & fields.keys()):
         raise ConfigError(f"the column or field {taken[0]!r} has a name of verl's rows: choose another")
@@ -203,7 +203,7 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult], vision:
         tensors[COLUMN] = tensors[COLUMN].clamp(min=0)
     if bool(batch.scored.all()):
         tensors["rm_scores"] = batch.rm_scores
-    columns: dict[str, Any] = {"__num_turns__": np.array([count_turns(each) for each in trained], np.int32)}
+    columns: dict[str, object] = {"__num_turns__": np.array([count_turns(each) for each in trained], np.int32)}
     for trajectory in trained:
         _need_vision(trajectory, vision)
     if vision is not None:

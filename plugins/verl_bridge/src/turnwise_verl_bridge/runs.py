@@ -43,7 +43,7 @@ _VISION: Final[WeakKeyDictionary[RolloutManager, VisionRows | None]] = WeakKeyDi
 _STARTING: Final = threading.Lock()
 
 
-def get_manager(verl_config: Any, client: Any, sampling: Sampling) -> RolloutManager:
+def get_manager(verl_config: object, client: object, sampling: Sampling) -> RolloutManager:
     """
     Return this process's running manager for some sampling parameters; start it on first use.
 

@@ -39,7 +39,7 @@ def _build(section: Section, config: VerlToolsConfig) -> VerlTool:
     return VerlTool(tool=tool, schema=_plain_schema(tool, given), per_call=config.session == "call")
 
 
-def _schema_object(schema: Mapping[str, Any]) -> Any:
+def _schema_object(schema: Mapping[str, object]) -> Any:
     """Return a schema as verl's tools expect it, with attributes; without verl, an object that has the same ones."""
     try:
         from verl.tools.schemas import OpenAIFunctionToolSchema
@@ -105,7 +105,7 @@ class VerlTool:
         session = VerlSession(str(uuid4()), task, options if isinstance(options, Mapping) else {})
         return session if self.per_call else await self._create(session)
 
-    async def execute(self, session: Any, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: Any, arguments: Mapping[str, object]) -> ToolResult:
         opened: VerlSession = session
         if not self.per_call:
             return await self._execute(opened, arguments)
@@ -135,7 +135,7 @@ class VerlTool:
         instance_id = made[0] if isinstance(made, tuple) else made
         return VerlSession(str(instance_id), session.task, session.options)
 
-    async def _execute(self, session: VerlSession, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _execute(self, session: VerlSession, arguments: Mapping[str, object]) -> ToolResult:
         options = accepted(self.tool.execute, self._options(session, "execute_kwargs"))
         response = await self.tool.execute(session.instance_id, dict(arguments), **options)
         if not isinstance(response, tuple) or len(response) != 3:

@@ -123,7 +123,7 @@ class _Writer:
     def sequence(self, items: Sequence[str]) -> str:
         return f"(\n{chr(10).join(_indent(f'{each},') for each in items)}\n)" if items else "()"
 
-    def literals(self, values: Mapping[str, Any]) -> dict[str, str]:
+    def literals(self, values: Mapping[str, object]) -> dict[str, str]:
         return {name: self.literal(value) for name, value in values.items()}
 
     def literal(self, value: object) -> str:

@@ -23,18 +23,18 @@ _HEAD_BYTES: Final = 64
 """Enough to tell the type of a picture."""
 
 
-def list_references(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def list_references(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the references to pictures in the messages and the records of an episode, each once."""
     named = (each for row in rows for each in _named_in(row))
     return [each for each in dict.fromkeys(named) if _REFERENCE.fullmatch(each)]
 
 
-def describe_pictures(rows: Sequence[Mapping[str, Any]], folder: Path) -> JsonDict:
+def describe_pictures(rows: Sequence[Mapping[str, object]], folder: Path) -> JsonDict:
     """Return the size of each picture of an episode in bytes, and why it cannot be shown, or null."""
     return {each: _describe(folder / each) for each in list_references(rows)}
 
 
-def find_picture_file(rows: Sequence[Mapping[str, Any]], folder: Path, reference: str) -> Picture:
+def find_picture_file(rows: Sequence[Mapping[str, object]], folder: Path, reference: str) -> Picture:
     """
     Return the picture of a reference.
 

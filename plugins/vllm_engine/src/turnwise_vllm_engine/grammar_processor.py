@@ -79,7 +79,7 @@ class GrammarProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not in
     def is_argmax_invariant(self) -> bool:
         return False
 
-    def update_state(self, batch_update: Any) -> None:
+    def update_state(self, batch_update: object) -> None:
         process_dict_updates(self._rows, batch_update, self._begin)
 
     def apply(self, logits: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def _free_storages(tensors: Iterable[Any]) -> list[tuple[Any, int]]:
     return list(storages.values())
 
 
-def _fail_without_weights(*_: Any) -> Any:
+def _fail_without_weights(*_: object) -> Any:
     raise RuntimeError("the weights were freed by sleep level 2")
 
 

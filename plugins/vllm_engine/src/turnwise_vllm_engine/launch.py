@@ -112,7 +112,7 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
         with engine_errors(f"vLLM cannot start with {str(directory)!r}"):
             llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
 
-    def sampling_params(*, streams: bool, **options: Any) -> Any:
+    def sampling_params(*, streams: bool, **options: object) -> Any:
         kind = RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY
         return vllm.SamplingParams(output_kind=kind, **options)
 
@@ -153,7 +153,7 @@ def engine_arguments(
         num_bundles: bundles of the placement group of this process; 0 outside of one.
     """
     on_cpu = device == "cpu"
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "dtype": "float32" if on_cpu and config.dtype == "auto" else config.dtype,
         "max_model_len": max_context,
         "tensor_parallel_size": config.tensor_parallel_size,
@@ -289,7 +289,7 @@ def _check_device(config: VllmConfig) -> str:
     return device
 
 
-def _check_names(arguments: Mapping[str, Any], arguments_class: Any) -> None:
+def _check_names(arguments: Mapping[str, object], arguments_class: Any) -> None:
     known = [each.name for each in dataclasses.fields(arguments_class)]
     if error := unknown_argument(arguments, known):
         raise ConfigError(f"vLLM has {error}")

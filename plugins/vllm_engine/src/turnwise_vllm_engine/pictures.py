@@ -103,7 +103,7 @@ def picture_prompt(
             fields["image_token_id"] = MultiModalFieldConfig.shared("image", 1, keep_on_cpu=True)
         return MultiModalKwargsItems.from_hf_inputs(inputs, fields)["image"][0]
 
-    prompt: Mapping[str, Any] = mm_input(
+    prompt: Mapping[str, object] = mm_input(
         token_ids,
         {"image": [item_of(*each) for each in zip(places, arrays, strict=True)]},
         {"image": [each.picture.key for each in places]},

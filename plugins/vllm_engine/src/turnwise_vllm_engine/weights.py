@@ -91,7 +91,7 @@ class StagedWeights:
 
 
 def stage(
-    weights: Iterable[tuple[str, Any]],
+    weights: Iterable[tuple[str, object]],
     expected: ExpectedWeights,
     *,
     weight_dir: Path | None,

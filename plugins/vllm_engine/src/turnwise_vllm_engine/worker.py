@@ -97,7 +97,7 @@ def _prepare_stage(runner: Any) -> None:
     )
 
 
-def _copies(worker: Any) -> copies.Copies:
+def _copies(worker: object) -> copies.Copies:
     kept: copies.Copies = vars(worker).setdefault("_turnwise_copies", copies.Copies())
     return kept
 

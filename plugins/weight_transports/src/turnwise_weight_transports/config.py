@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from attrs import field, frozen, validators
 
@@ -58,7 +58,7 @@ class BroadcastConfig(BucketConfig):
     trusted_network: bool = field(default=False)
 
     @trusted_network.validator
-    def _check_exposure(self, _attribute: Any, trusted: bool) -> None:
+    def _check_exposure(self, _attribute: object, trusted: bool) -> None:
         if not trusted and not _is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} can be reached by other machines, and a broadcast is neither authenticated nor"

@@ -72,7 +72,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: {first_line(error)}") from error
 
 
-def section(values: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
+def section(values: Mapping[str, object], name: str, path: Path) -> Mapping[str, Any]:
     """Return a table of a file, empty if it has none; `DataError` for another value."""
     found = values.get(name, {})
     if not isinstance(found, Mapping):
@@ -80,7 +80,7 @@ def section(values: Mapping[str, Any], name: str, path: Path) -> Mapping[str, An
     return found
 
 
-def seconds(values: Mapping[str, Any], name: str, default: float, place: str) -> float:
+def seconds(values: Mapping[str, object], name: str, default: float, place: str) -> float:
     """Return a number of seconds above 0; `DataError` for another value."""
     found = values.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < float("inf"):
@@ -88,7 +88,7 @@ def seconds(values: Mapping[str, Any], name: str, default: float, place: str) ->
     return float(found)
 
 
-def texts(values: Mapping[str, Any], name: str, place: str) -> dict[str, str]:
+def texts(values: Mapping[str, object], name: str, place: str) -> dict[str, str]:
     """Return a table of texts; `DataError` for another value, and for one that refers to this process's variables."""
     found = section(values, name, Path(place))
     for key, value in found.items():

@@ -99,7 +99,7 @@ class GradedTask:
         }
 
 
-def read_tests(extra: Mapping[str, Any], place: str) -> Tests:
+def read_tests(extra: Mapping[str, object], place: str) -> Tests:
     """Return the tests among the columns of a task; `DataError` when they lack or have another form."""
     given = extra.get(TESTS_COLUMN)
     if given is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attrs import evolve
 
@@ -101,7 +101,7 @@ def read_context(folder: Path, context: dict[str, bytes]) -> Recipe:
     return recipe
 
 
-def _read_tests(folder: Path, verifier: Mapping[str, Any], path: Path) -> Tests:
+def _read_tests(folder: Path, verifier: Mapping[str, object], path: Path) -> Tests:
     files = {f"/tests/{name}": data for name, data in read_tree(folder / "tests").items()}
     if (script := files.get("/tests/test.sh")) is None:
         raise DataError(f"{folder}/tests/test.sh: there is no such file")
@@ -137,7 +137,7 @@ def _read_solution(folder: Path, environment: Mapping[str, str]) -> Solution | N
     return Solution(command=script_command("/solution/solve.sh", script), files=files, environment=environment)
 
 
-def _text(values: Mapping[str, Any], name: str, path: Path) -> str:
+def _text(values: Mapping[str, object], name: str, path: Path) -> str:
     found = values.get(name) or ""
     if not isinstance(found, str):
         raise DataError(f"{path}: environment.{name}: expected a text, got {found!r:.60}")

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attrs import evolve, field, frozen, validators
 
@@ -131,14 +131,14 @@ def _restored(files: Mapping[str, bytes], must_pass: Sequence[str], changed: Con
 _NEEDED: Final = ("instance_id", "problem_statement", "repo", "base_commit")
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def _text(row: Mapping[str, object], name: str) -> str:
     found = row.get(name)
     if not isinstance(found, str) or not found.strip():
         raise DataError(f"{name}: expected a text, got {found!r:.60}")
     return found
 
 
-def _names(row: Mapping[str, Any], name: str) -> list[str]:
+def _names(row: Mapping[str, object], name: str) -> list[str]:
     """Return a list of names, which SWE-bench writes as JSON text."""
     found = row.get(name)
     if isinstance(found, str):

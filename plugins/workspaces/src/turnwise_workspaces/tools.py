@@ -123,7 +123,7 @@ async def _edit_file(
 
 
 async def _submit(
-    _config: WorkspaceToolsConfig, _workspace: OwnedWorkspace, _arguments: Mapping[str, Any]
+    _config: WorkspaceToolsConfig, _workspace: OwnedWorkspace, _arguments: Mapping[str, object]
 ) -> ToolResult:
     return ToolResult(text="submitted", metrics={"workspace_submitted": 1.0}, ends_episode=True)
 

@@ -243,7 +243,7 @@ def _read_assistant(message: Fields) -> Message:
     if message.value("function_call") is not None:
         raise refuse_unsupported(message.name("function_call"), "use tool_calls")
     refuse_prefill(message)
-    found: dict[str, Any] = {"role": "assistant", "content": read_parts(message, "content", _TEXT_PARTS, "")}
+    found: dict[str, object] = {"role": "assistant", "content": read_parts(message, "content", _TEXT_PARTS, "")}
     # Some clients send both names with one text.
     if reasoning := message.text("reasoning_content") or message.text("reasoning"):
         found["reasoning_content"] = reasoning

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection
 from http.client import HTTPException, HTTPResponse
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from turnwise.errors import DataError
@@ -24,7 +24,7 @@ _CHUNK: Final = 1 << 16
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_arguments: Any, **_options: Any) -> None:
+    def redirect_request(self, *_arguments: object, **_options: object) -> None:
         return None
 
 

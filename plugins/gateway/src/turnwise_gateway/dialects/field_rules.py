@@ -80,7 +80,7 @@ def serve(name: str, example: object, *neutral: object, form: str = "") -> Field
     return FieldRule(name=name, effect="served", example=example, neutral=neutral, form=form)
 
 
-def ignore(values: Mapping[str, Any]) -> tuple[FieldRule, ...]:
+def ignore(values: Mapping[str, object]) -> tuple[FieldRule, ...]:
     """Return the rules of fields without effect, each with a value."""
     return tuple(FieldRule(name=name, effect="ignored", example=example) for name, example in values.items())
 

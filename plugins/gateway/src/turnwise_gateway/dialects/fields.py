@@ -199,7 +199,7 @@ def read_template_options(request: Fields) -> dict[str, Any]:
 
 def describe_tool(name: str, description: str | None, parameters: Fields | None) -> ToolSchema:
     """Return the schema of a tool in the form of Chat Completions."""
-    function: dict[str, Any] = {"name": name}
+    function: dict[str, object] = {"name": name}
     if description is not None:
         function["description"] = description
     if parameters is not None:

@@ -43,7 +43,7 @@ def write_input_delta(arguments: str, rest: str) -> str:
     return rest  # what was sent is no JSON either
 
 
-def find_malformed(values: Mapping[str, Any]) -> str | None:
+def find_malformed(values: Mapping[str, object]) -> str | None:
     """Return the malformed arguments that an object has; None for other objects."""
     malformed = values.get(MALFORMED)
     others = (value for key, value in values.items() if key != MALFORMED)

@@ -86,7 +86,7 @@ class Items:
     ends: list[int] = field(factory=list)
     digests: list[bytes] = field(factory=list)
 
-    def add(self, value: Any, end: int) -> None:
+    def add(self, value: object, end: int) -> None:
         before = self.digests[-1] if self.digests else b""
         self.values.append(value)
         self.ends.append(end)
@@ -330,7 +330,7 @@ def _read_tail(dialect: str, scan: _Scan, source: bytes, others: Collection[str]
     known = _TAILS.get(name)
     if known is not None and known.values.keys().isdisjoint(others):
         return known
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     _read_fields(scan, values, others, None)
     _check_end(scan)
     tail = _TAILS[name] = Tail(source, values)
@@ -378,6 +378,6 @@ def _check_end(scan: _Scan) -> None:
         raise ValueError("there is more after the object")
 
 
-def _digest_fields(fields: Mapping[str, Any]) -> bytes:
+def _digest_fields(fields: Mapping[str, object]) -> bytes:
     kept = {name: value for name, value in fields.items() if name not in _NOT_IN_DIGEST}
     return hashlib.sha256(_CANONICAL.encode(kept).encode("ascii")).digest()

@@ -65,7 +65,7 @@ def model_name(config: RunConfig) -> str:
 def _options(config: RunConfig) -> dict[str, Any]:
     """Return the options of the config's agent for sessions; none when it is another agent than `external`."""
     names = {item.name for item in attrs.fields(ServedConfig)}
-    given: Mapping[str, Any] = config.agent.options if config.agent.name == AGENT_NAME else {}
+    given: Mapping[str, object] = config.agent.options if config.agent.name == AGENT_NAME else {}
     return {name: value for name, value in given.items() if name in names and not (name in _LIMITS and value is None)}
 
 

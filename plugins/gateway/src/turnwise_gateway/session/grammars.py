@@ -247,7 +247,7 @@ def _arguments(tool: ToolSchema) -> Mapping[str, Any]:
     return {"type": "object", **(tool["function"].get("parameters") or {})}
 
 
-def _json(schema: Mapping[str, Any]) -> str:
+def _json(schema: Mapping[str, object]) -> str:
     return f"%json {json.dumps({**schema, **_OPTIONS})}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from attrs import evolve
 
@@ -55,7 +54,7 @@ def refuse_grammar(error: Exception, call: ModelCall) -> CallRefusedError | None
     return CallRefusedError("grammar", text, param=param)
 
 
-def _check_template_option(path: str, value: Any, own: Mapping[str, Any]) -> None:
+def _check_template_option(path: str, value: object, own: Mapping[str, object]) -> None:
     name = path.removeprefix("chat_template_kwargs.")
     if name in own and own[name] == value:
         return

@@ -253,7 +253,7 @@ def repeats_reasoning(echoed: str, reasoning: str) -> bool:
     return 0 < 2 * size <= len(echoed) and echoed == reasoning + between + reasoning and not between.strip()
 
 
-def tools_key(tools: Iterable[Any]) -> str:
+def tools_key(tools: Iterable[object]) -> str:
     """Return a text that is equal for equal lists of tool schemas, whatever the order of keys."""
     return sys.intern(json.dumps(list(tools), sort_keys=True))  # one object for all sessions with these tools
 

@@ -210,7 +210,7 @@ class Learner:
             metrics["critic/return"] = float(rows["returns"][rows.targets].mean()) if len(rows.targets) else 0.0
         return rows, metrics
 
-    def _log_probs(self, model: Any, micro: MicroBatch) -> Tensor:
+    def _log_probs(self, model: object, micro: MicroBatch) -> Tensor:
         with self.replays.running(micro, active=model is self.policy.model):
             return token_log_probs(model, micro, self.temperature, chunk=self.sizes.logits_chunk)[0]
 
@@ -219,7 +219,7 @@ class Learner:
 
     @torch.no_grad()
     def _compute_column(
-        self, rows: TokenRows, model: Any, compute: Callable[[Any, MicroBatch], Tensor], timed: str = "log_probs"
+        self, rows: TokenRows, model: object, compute: Callable[[Any, MicroBatch], Tensor], timed: str = "log_probs"
     ) -> Tensor:
         """Return (N,) a model's outputs on the tokens in the loss, computed by all processes together; 0 elsewhere."""
         column = torch.zeros(rows.num_tokens)

@@ -112,7 +112,7 @@ def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: Entropy)
     return log_probs, -each.detach().exp().mul_(each.detach()).sum(-1)
 
 
-def _hidden_states(model: Any, head: nn.Module, micro: MicroBatch) -> Tensor:
+def _hidden_states(model: object, head: nn.Module, micro: MicroBatch) -> Tensor:
     """Return (b, C, H) the inputs of the output head, on the columns that predict a token."""
     with _shortened(head) as (inputs, outputs):
         logits = run_model(model, micro, logits_to_keep=micro.keep).logits
@@ -147,7 +147,7 @@ def _shortened(head: nn.Module) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
             hook.remove()
 
 
-def token_values(critic: Any, micro: MicroBatch) -> Tensor:
+def token_values(critic: object, micro: MicroBatch) -> Tensor:
     """Return (M,) float32 the critic's value of the state in which each token was sampled."""
     output = run_model(critic, micro).logits.squeeze(-1).float()
     values: Tensor = output[micro.predictors[0], micro.keep[micro.predictors[1]]]

@@ -33,7 +33,7 @@ _PEFT_PREFIX: Final = "base_model.model."
 
 
 def add_adapters(
-    model: Any, config: LoraConfig, base: str, commit: str | None = None, excluded: str | None = None
+    model: object, config: LoraConfig, base: str, commit: str | None = None, excluded: str | None = None
 ) -> Any:
     """
     Freeze a model and add adapters, which change nothing at first because B is 0.
@@ -98,7 +98,7 @@ def find_adapters(model: Any) -> dict[str, LoraLayer]:
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
 
 
-def adapter_weights(model: Any, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def adapter_weights(model: object, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """
     Yield A (r, in) and B (out, r) of each adapted module, as `Engine.update_weights` takes them: B includes the scale.
 
@@ -115,7 +115,7 @@ def adapter_weights(model: Any, gather: Callable[[Tensor], Tensor]) -> Iterator[
         yield f"{name}.lora_B.weight", narrow if torch.equal(narrow.float(), scaled) else scaled
 
 
-def merged_weights(model: Any, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(model: object, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """
     Yield the state dict that the model would have without adapters: W0 + (alpha / r) B A for adapted modules.
 
@@ -169,7 +169,7 @@ class BaseModel:
 
     policy: Any
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, **inputs: object) -> Any:
         """Run the forward pass of the frozen weights."""
         layers = find_adapters(self.policy).values()
         for layer in layers:
@@ -185,7 +185,7 @@ class BaseModel:
 
 
 @contextmanager
-def without_dropout(model: Any) -> Iterator[None]:
+def without_dropout(model: object) -> Iterator[None]:
     """Switch the dropout of adapters off."""
     drops = [layer.lora_dropout for layer in find_adapters(model).values()]
     for drop in drops:

@@ -49,7 +49,7 @@ def save_state(learner: Learner, folder: Path) -> None:
     save_random_states(folder, learner.rank, learner.world_size, learner.device)
 
 
-def _number_files(state: Mapping[str, Any]) -> dict[str, int]:
+def _number_files(state: Mapping[str, object]) -> dict[str, int]:
     """Return the number of the file of each tensor, from 1, by the dotted path of its keys: files of limited size."""
     numbers: dict[str, int] = {}
     number, size = 1, 0
@@ -127,7 +127,7 @@ def _call_torch(function: Callable[..., Any]) -> Callable[..., Any]:
     Torch would report them as a failed checkpoint.
     """
 
-    def call(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: object, **options: object) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             try:
@@ -151,7 +151,7 @@ def _trainables(learner: Learner) -> dict[str, TrainableModel]:
 
 def _tensors(learner: Learner) -> dict[str, Any]:
     """Return all tensors of a learner's state; the other settings of an optimizer come from the config."""
-    state: dict[str, Any] = {}
+    state: dict[str, object] = {}
     for name, trainable in _trainables(learner).items():
         model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
         left_out = find_tied_names(trainable.model) | find_frozen_names(trainable.model)

@@ -95,7 +95,7 @@ def freeze_vision(model: Any) -> None:
         getattr(model.model, name).requires_grad_(requires_grad=False)
 
 
-def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.path", **options: Any) -> Any:
+def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.path", **options: object) -> Any:
     if spec.path is None:
         raise ConfigError(f"{key}: missing; the trainer needs a model directory")
     if not (spec.path / "config.json").is_file():

@@ -72,7 +72,7 @@ def _attention_of(model: Any) -> str:
     return str(model.config._attn_implementation)  # noqa: SLF001 - transformers has no public name for it
 
 
-def _find_window(text: Any) -> int | None:
+def _find_window(text: object) -> int | None:
     """Return the tokens that a sliding window sees; None if all layers see the whole row."""
     kinds = getattr(text, "layer_types", None)
     window = getattr(text, "sliding_window", None)
@@ -98,7 +98,7 @@ def _compare_small_forest(model: Any) -> str | None:
     return None if error <= limit else f"a small forest differs from separate rows by {error:.1e} of the largest logit"
 
 
-def _logits_by_token(model: Any, micro: MicroBatch) -> Tensor:
+def _logits_by_token(model: object, micro: MicroBatch) -> Tensor:
     """Return (M, V) logits in the order of the tokens that they predict."""
     logits = run_model(model, micro, logits_to_keep=micro.keep).logits
     ordered: Tensor = logits[micro.predictors[0], micro.predictors[1]][torch.argsort(micro.tokens)].double()

@@ -25,7 +25,7 @@ def seed_torch(*seeds: int) -> None:
 
 def save_random_states(folder: Path, rank: int, world_size: int, device: torch.device) -> None:
     """Write the states of torch, numpy and Python in this process."""
-    states: dict[str, Any] = {
+    states: dict[str, object] = {
         "torch": _to_text(torch.get_rng_state()),
         "numpy": np.random.get_state(legacy=False),
         "python": random.getstate(),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import evolve, frozen
@@ -35,7 +35,7 @@ class PolicyReplays:
     parts: tuple[Replay, ...] = ()
 
     @classmethod
-    def prepare(cls, parts: tuple[Replay, ...], policy: Any, spec: ModelSpec) -> PolicyReplays:
+    def prepare(cls, parts: tuple[Replay, ...], policy: object, spec: ModelSpec) -> PolicyReplays:
         """Prepare replays with the loaded policy; `ConfigError` if it cannot replay."""
         for part in parts:
             part.prepare(policy, spec)

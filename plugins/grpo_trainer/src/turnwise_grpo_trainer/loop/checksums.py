@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from turnwise.errors import ConfigError, first_line
 
@@ -93,7 +93,7 @@ def _read(file: Path) -> _Sum:
 
 
 def _dump(files: Mapping[str, _Sum]) -> str:
-    content: dict[str, Any] = {name: list(each) for name, each in sorted(files.items())}
+    content: dict[str, object] = {name: list(each) for name, each in sorted(files.items())}
     text = json.dumps(content)
     return json.dumps({"crc32": f"{zlib.crc32(text.encode()):08x}", "files": content}, indent=1) + "\n"
 

@@ -111,7 +111,7 @@ def results_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _cell(figure: Mapping[str, Any]) -> str:
+def _cell(figure: Mapping[str, object]) -> str:
     if not figure["tasks"]:
         return "-"
     interval = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"

@@ -6,7 +6,7 @@ This module imports no torch, because commands build an estimator to check a con
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -25,7 +25,7 @@ class Grpo:
 
     norm_adv_by_std: bool
 
-    def estimate(self, *, rewards: Tensor, groups: Tensor, valid: Tensor, **_more: Any) -> Tensor:
+    def estimate(self, *, rewards: Tensor, groups: Tensor, valid: Tensor, **_more: object) -> Tensor:
         from turnwise_grpo_trainer.objective.advantages import grpo
 
         return grpo(rewards, groups, valid, norm_adv_by_std=self.norm_adv_by_std)
@@ -35,7 +35,7 @@ class Grpo:
 class Rloo:
     """`advantages.rloo`."""
 
-    def estimate(self, *, rewards: Tensor, groups: Tensor, valid: Tensor, **_more: Any) -> Tensor:
+    def estimate(self, *, rewards: Tensor, groups: Tensor, valid: Tensor, **_more: object) -> Tensor:
         from turnwise_grpo_trainer.objective.advantages import rloo
 
         return rloo(rewards, groups, valid)
@@ -46,7 +46,7 @@ class ReinforcePlusPlus:
     """`advantages.reinforce_plus_plus`; the rows of an episode follow each other in time."""
 
     def estimate(
-        self, *, token_rewards: Tensor, mask: Tensor, timeline: Timeline, algorithm: AlgorithmConfig, **_more: Any
+        self, *, token_rewards: Tensor, mask: Tensor, timeline: Timeline, algorithm: AlgorithmConfig, **_more: object
     ) -> Tensor:
         from turnwise_grpo_trainer.objective.advantages import reinforce_plus_plus
 
@@ -66,7 +66,7 @@ class Gae:
         timeline: Timeline,
         algorithm: AlgorithmConfig,
         values: Tensor | None = None,
-        **_more: Any,
+        **_more: object,
     ) -> Advantages:
         """Return the advantages and the critic's targets; `ValueError` without the critic's values."""
         from turnwise_grpo_trainer.objective.advantages import gae, whiten

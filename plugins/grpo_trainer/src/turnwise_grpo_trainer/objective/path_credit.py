@@ -25,7 +25,6 @@ The ratio needs a forward pass of the finished record without the path, under it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -51,7 +50,7 @@ class PathCredit:
         mask: Tensor,
         episodes: Tensor,
         leave_out: Callable[[Tensor], PathRatios] | None = None,
-        **_more: Any,
+        **_more: object,
     ) -> Tensor:
         """Return (B, R) advantages; without `leave_out` there are no paths, and these are the advantages of `grpo`."""
         by_row = grpo(rewards, groups, valid, norm_adv_by_std=self.config.norm_adv_by_std)[episodes]

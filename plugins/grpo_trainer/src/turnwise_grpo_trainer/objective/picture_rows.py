@@ -22,7 +22,7 @@ IS_PICTURE: Final = "is_picture"
 """Name of the (N,) int64 column of a vision-language model: 1 on placeholders of pictures."""
 
 
-def add_pictures(rows: TokenRows, pictures: Pictures, reader: PictureReader | None, model: Any) -> TokenRows:
+def add_pictures(rows: TokenRows, pictures: Pictures, reader: PictureReader | None, model: object) -> TokenRows:
     """
     Return rows as the model reads them: for a vision-language model, with placeholders and, if it has them, axes.
 
@@ -69,7 +69,7 @@ def picture_inputs(rows: TokenRows, positions: Tensor, scatter: Callable[[Tensor
         positions: (b, L) of the micro-batch.
         scatter: puts (N,) values of tokens into (b, L) columns, 0 on pads.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if AXIS_SHIFT in rows.columns:
         fields["axes"] = positions + torch.stack([scatter(shift) for shift in rows[AXIS_SHIFT].unbind(1)])
     if rows.pictures is not None and (inputs := rows.pictures.inputs()):

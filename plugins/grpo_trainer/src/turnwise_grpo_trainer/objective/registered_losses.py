@@ -9,7 +9,6 @@ r_t is the probability ratio of token t between the policy and the policy before
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -28,7 +27,7 @@ class ClippedLoss:
 
     config: ClipConfig | AlgorithmConfig
 
-    def compute(self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, **_more: Any) -> Output:
+    def compute(self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, **_more: object) -> Output:
         low, high = self.config.clip_ratio_low, self.config.clip_ratio_high
         losses, clipped = clipped_surrogate(log_probs, old_log_probs, advantages, low, high)
         return losses, {"clip_frac": clipped.float()}
@@ -45,7 +44,7 @@ class DualClipLoss:
 
     config: DualClipConfig
 
-    def compute(self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, **_more: Any) -> Output:
+    def compute(self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, **_more: object) -> Output:
         low, high = self.config.clip_ratio_low, self.config.clip_ratio_high
         losses, clipped = clipped_surrogate(log_probs, old_log_probs, advantages, low, high)
         bound = -self.config.clip_ratio_c * advantages
@@ -68,7 +67,7 @@ class GspoLoss:
     config: ClipConfig
 
     def compute(
-        self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, rows: Tensor, **_more: Any
+        self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, rows: Tensor, **_more: object
     ) -> Output:
         mean = row_means(log_probs - old_log_probs, rows)
         low, high = self.config.clip_ratio_low, self.config.clip_ratio_high
@@ -87,7 +86,7 @@ class CispoLoss:
 
     config: ClipConfig
 
-    def compute(self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, **_more: Any) -> Output:
+    def compute(self, *, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, **_more: object) -> Output:
         ratio = limit_log_ratio(log_probs - old_log_probs).exp().detach()
         weight = ratio.clamp(1 - self.config.clip_ratio_low, 1 + self.config.clip_ratio_high)
         return -weight * advantages * log_probs, {"clip_frac": (weight != ratio).float()}

@@ -65,7 +65,7 @@ class TrainerProcess:
         join_group(store, rank=self._rank, world_size=self._world_size, device=device)
         self._trainer = load_local_trainer(self._spec)
 
-    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+    def call(self, name: str, *arguments: object, **options: object) -> Any:
         """Call a method of this process's trainer."""
         return getattr(self._trainer, name)(*arguments, **options)
 
@@ -139,7 +139,10 @@ class RayTrainer:
         actor, size = ray.remote(TrainerProcess), sharding.num_processes
         processes: list[Any] = []
         for rank in range(size):
-            options: dict[str, Any] = {"num_cpus": sharding.cpus_per_process, "num_gpus": gpus_per_process(spec.train)}
+            options: dict[str, object] = {
+                "num_cpus": sharding.cpus_per_process,
+                "num_gpus": gpus_per_process(spec.train),
+            }
             if gpus:
                 node = NodeAffinitySchedulingStrategy(gpus[rank].node, soft=False)
                 options |= {"num_gpus": 0, "scheduling_strategy": node}
@@ -207,6 +210,6 @@ class RayTrainer:
             ray.kill(process)
         self.processes = []
 
-    def _call(self, name: str, *arguments: Any, **options: Any) -> list[Any]:
+    def _call(self, name: str, *arguments: object, **options: object) -> list[Any]:
         results: list[Any] = ray.get([process.call.remote(name, *arguments, **options) for process in self.processes])
         return results

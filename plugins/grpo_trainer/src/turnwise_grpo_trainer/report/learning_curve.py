@@ -21,7 +21,7 @@ _ROWS: Final = {
 }
 
 
-def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
+def draw_curve(metrics: Sequence[Mapping[str, object]], path: Path, *, title: str = "") -> None:
     """
     Draw reward, response length and log-probability gap over the steps.
 
@@ -55,7 +55,7 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, *, title: str =
     figure.savefig(path, dpi=100)
 
 
-def _plot(axes: Any, metrics: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
+def _plot(axes: Any, metrics: Sequence[Mapping[str, object]], name: str, **style: Any) -> None:
     points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
     if points:
         axes.plot(*zip(*points, strict=True), **style)

@@ -30,7 +30,7 @@ def describe_config(run: RunConfig) -> str:
     return dump_yaml(structure_config(_without_folders(to_dict(run)), Path()))
 
 
-def _without_folders(value: Any) -> Any:
+def _without_folders(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _without_folders(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from typing import Any, Final
+from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWIPC: Final = 0x08000000
@@ -46,7 +46,7 @@ def check_result(result: int, action: str) -> int:
     return result
 
 
-def syscall(number: int, *arguments: Any) -> int:
+def syscall(number: int, *arguments: object) -> int:
     """Make a system call; an int argument is passed as a C long."""
     values = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
     return check_result(libc.syscall(ctypes.c_long(number), *values), f"system call {number}")

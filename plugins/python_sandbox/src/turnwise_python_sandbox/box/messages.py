@@ -134,7 +134,7 @@ def decode(datagram: bytes) -> Message:
     return message
 
 
-def _check_field(name: str, value: Any) -> None:
+def _check_field(name: str, value: object) -> None:
     expected = _FIELD_TYPES[name]
     # bool is a subclass of int, but True is no number of bytes.
     fits = isinstance(value, expected)  # type: ignore[arg-type]  # a type, or a union of types

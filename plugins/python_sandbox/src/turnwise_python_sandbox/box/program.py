@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from turnwise_python_sandbox.box.descriptor_forms import hide_frames
 from turnwise_python_sandbox.box.frames import FrameReader, encode_frame
@@ -92,7 +92,7 @@ def execute(source: str, main: ModuleType, file_name: str) -> int:
     return 0
 
 
-def _to_exit_code(code: Any) -> int:
+def _to_exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):

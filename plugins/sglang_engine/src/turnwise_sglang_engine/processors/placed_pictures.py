@@ -7,7 +7,6 @@ SGLang's own module for these models imports kernels of all models of the family
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
@@ -26,7 +25,7 @@ class PlacedPictureProcessor(BaseMultimodalProcessor):  # type: ignore[misc]  # 
     auto_mm_processor_worker_num = 1
 
     async def process_mm_data_async(
-        self, image_data: Sequence[ServedPicture], *, input_text: Sequence[int], **_options: Any
+        self, image_data: Sequence[ServedPicture], *, input_text: Sequence[int], **_options: object
     ) -> MultimodalProcessorOutput:
         """
         Return SGLang's input of a context with pictures.

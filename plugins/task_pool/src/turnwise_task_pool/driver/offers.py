@@ -239,7 +239,7 @@ class Offers:
             self._leases.pop(self._ended.popitem(last=False)[0], None)
 
 
-def _read_answer(answer: Any) -> Any:
+def _read_answer(answer: object) -> Any:
     if isinstance(answer, dict) and "error" in answer:
         raise RequestError(*answer["error"])
     return answer

@@ -362,7 +362,7 @@ class SqliteStore:
         return self._database.execute(statement, values).fetchall()
 
     def _one(self, statement: str, *values: object) -> tuple[Any, ...] | None:
-        row: tuple[Any, ...] | None = self._database.execute(statement, values).fetchone()
+        row: tuple[object, ...] | None = self._database.execute(statement, values).fetchone()
         return row
 
     def _row(self, statement: str, *values: object) -> tuple[Any, ...]:

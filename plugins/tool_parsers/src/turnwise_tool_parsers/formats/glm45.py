@@ -82,7 +82,7 @@ class Glm45(WrittenGrammar):
         return stop
 
     def _read_arguments(self, turn: Turn, name: str, start: int) -> tuple[dict[str, Any], int]:
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         at = start
         while pair := _KEY.match(turn.text, at):
             key = pair[1].strip()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from turnwise import ToolCall
 from turnwise.types import JsonObject
@@ -73,7 +72,7 @@ def _is_call(turn: Turn, opening: re.Match[str]) -> bool:
     return any(_looks_like_call(each, turn) for each in (value if isinstance(value, list) else [value]))
 
 
-def _looks_like_call(value: Any, turn: Turn) -> bool:
+def _looks_like_call(value: object, turn: Turn) -> bool:
     if not isinstance(value, dict):
         return False
     if isinstance(value.get("function"), dict) and value.get("type") == "function":  # as in the OpenAI format

@@ -84,7 +84,7 @@ class Qwen3Coder(WrittenGrammar):
         return (yield from follower.skip_tag((_CALL_CLOSE,), stop))[1]
 
     def _read_parameters(self, turn: Turn, name: str, start: int) -> tuple[dict[str, Any], int]:
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         at = start
         while parameter := _PARAMETER.match(turn.text, at):
             key = parameter[1].strip()

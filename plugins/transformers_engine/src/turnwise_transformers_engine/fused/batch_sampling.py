@@ -70,7 +70,7 @@ class SamplingColumns:
     count: NDArray[np.int64]
 
 
-def make_columns(values: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> SamplingColumns:
+def make_columns(values: Sequence[Mapping[str, object]], counts: Sequence[int]) -> SamplingColumns:
     """Return the columns of rows with these values of `sampling_values`, and these numbers of sampled tokens."""
     columns = {name: np.array([row[name] for row in values], kind) for name, kind in COLUMNS.items()}
     return SamplingColumns(**columns, count=np.array(counts, np.int64))

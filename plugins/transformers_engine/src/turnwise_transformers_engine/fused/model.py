@@ -311,7 +311,7 @@ def _causal_mask(past: int, end: int, device: Any) -> Tensor | None:
     return torch.ones(end - past, end, dtype=torch.bool, device=device).tril_(past)
 
 
-def _fuse(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+def _fuse(modules: Sequence[object]) -> tuple[Tensor, Tensor | None]:
     """Return the fused weights and biases of linear modules, whose parameters become views of them."""
     fused: list[Tensor | None] = []
     for name in ("weight", "bias"):

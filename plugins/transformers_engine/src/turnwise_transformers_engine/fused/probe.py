@@ -26,7 +26,7 @@ _ROUGH_TOLERANCE: Final = 0.1
 
 
 def fuse(
-    model: Any, max_context: int, *, packs: bool, product_dtype: torch.dtype = torch.float32
+    model: object, max_context: int, *, packs: bool, product_dtype: torch.dtype = torch.float32
 ) -> tuple[FusedModel | None, str]:
     """
     Return the fused model, and a text for the log: the reason if there is none, or what it lacks.

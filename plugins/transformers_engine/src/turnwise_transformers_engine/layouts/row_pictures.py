@@ -59,7 +59,7 @@ class RowPictures:
         found[known] = self.rows[queries[known]]
         return found
 
-    def features(self, model: Any) -> list[Tensor]:
+    def features(self, model: object) -> list[Tensor]:
         """Return (n, H) features of all pictures' placeholders: for the first layer, and for some further layers."""
         if not self._features:
             family = family_of(model)

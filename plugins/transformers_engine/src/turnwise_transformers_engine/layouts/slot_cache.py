@@ -84,7 +84,9 @@ class SlotPool(Cache):
         finally:
             self._write = self._read = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Any, Any]:
         """Store (B, H, Q, D) keys and values of a layer, and return the ones that the rows read, (B, H, L, D)."""
         assert self._write is not None
         assert self._read is not None
@@ -96,7 +98,7 @@ class SlotPool(Cache):
             _exchange(self._values[layer_idx], value_states, self._write, self._read),
         )
 
-    def get_seq_length(self, *_: Any, **__: Any) -> int:
+    def get_seq_length(self, *_: object, **__: object) -> int:
         """Return 0, because positions are always given explicitly."""
         return 0
 
@@ -166,7 +168,7 @@ class PoolModel:
 
 
 @contextmanager
-def _read_pictures(model: Any, batch: ForwardInput) -> Iterator[dict[str, Any]]:
+def _read_pictures(model: object, batch: ForwardInput) -> Iterator[dict[str, Any]]:
     """Give the model's arguments for the features of pictures, which it places during the block; none for text."""
     if not batch.pictures:
         yield {}

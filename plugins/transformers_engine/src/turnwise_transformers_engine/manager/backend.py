@@ -191,7 +191,7 @@ class ManagerBackend:
         """Let a step find nothing to do while the weights are torn: the manager cannot stay paused between calls."""
         schedule = scheduler.schedule_batch
 
-        def schedule_batch(*budgets: Any) -> Any:
+        def schedule_batch(*budgets: object) -> Any:
             return ([], False, 0, 0) if self.served.torn else schedule(*budgets)
 
         scheduler.schedule_batch = schedule_batch

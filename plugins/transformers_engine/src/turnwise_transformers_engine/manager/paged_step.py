@@ -106,7 +106,7 @@ class _StepState:
 _STATES: WeakKeyDictionary[Any, _StepState] = WeakKeyDictionary()
 
 
-def forget(cache: Any) -> None:
+def forget(cache: object) -> None:
     """Free the buffers that are kept for a cache between its steps."""
     _STATES.pop(cache, None)
 
@@ -137,7 +137,7 @@ def write_keys_values(cache: Any, layer: int, key: Tensor, value: Tensor, option
     return LayerPool(keys, values, allocator.tokens_per_page, slots, starts, allocator.index, is_first)
 
 
-def get_plan(cache: Any, pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
+def get_plan(cache: object, pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
     """Return the plan of a step. The first layer of a kind makes it, and the others reuse it."""
     state = _STATES.setdefault(cache, _StepState())
     if pool.is_first:
@@ -190,7 +190,7 @@ def _make_batch(
     return SequenceBatch(starts_q[:, None] + offset, pages, visible[:, None])
 
 
-def gather_pages(cache: Any, name: str, tokens: Tensor, pages: Tensor, page_size: int, num_rows: int) -> Tensor:
+def gather_pages(cache: object, name: str, tokens: Tensor, pages: Tensor, page_size: int, num_rows: int) -> Tensor:
     """
     Return (S, P * T, G, D): whole pages of each row. The next call with the same name reuses the memory.
 

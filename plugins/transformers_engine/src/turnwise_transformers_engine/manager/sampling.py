@@ -69,7 +69,7 @@ def _make_skippable(processor: Any, neutral: float) -> Any:
             self.in_use = any(each.state.logit_processor_kwargs.get(name) != neutral for each in requests)
             return super().prepare_tensor_args(requests)
 
-        def __call__(self, scores: Any, tensor_arg: Any) -> Any:
+        def __call__(self, scores: object, tensor_arg: object) -> Any:
             return super().__call__(scores, tensor_arg) if self.in_use else scores
 
     return Skippable(processor)

@@ -29,7 +29,7 @@ def register() -> str:
     return NAME
 
 
-def _no_mask(**_options: Any) -> None:
+def _no_mask(**_options: object) -> None:
     """Make no mask: the sequence bounds determine visibility."""
 
 

@@ -35,7 +35,7 @@ class AdapterMerger:
     bases: dict[str, Any] = field(factory=dict)
 
     def merge(
-        self, staged: Iterable[tuple[str, Any]], targets: Mapping[str, Any], missing: Collection[str]
+        self, staged: Iterable[tuple[str, object]], targets: Mapping[str, object], missing: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """
         Return the weights to write for an update that may have adapters, and the `bases` after it; change nothing.

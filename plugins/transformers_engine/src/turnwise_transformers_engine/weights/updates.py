@@ -29,7 +29,7 @@ class StagedUpdate:
     bases: dict[str, Any]
 
 
-def stage_update(weights: Iterable[tuple[str, Any]], memory: MemoryState) -> StagedUpdate:
+def stage_update(weights: Iterable[tuple[str, object]], memory: MemoryState) -> StagedUpdate:
     """
     Copy weights to host memory, so that a failing source changes nothing. Blocks until all are copied.
 
@@ -95,14 +95,14 @@ def _check(name: str, shape: Sequence[int], expected: ExpectedWeights) -> None:
 
 
 def _fill(
-    weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, targets: dict[str, Any]
+    weights: Iterable[tuple[str, object]], expected: ExpectedWeights, targets: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """Copy the weights into the model, and yield the weights of the model."""
     for name, tensor, _is_own in _read(weights, expected):
         yield name, targets[name].copy_(tensor.detach())
 
 
-def _stage(weights: Iterable[tuple[str, Any]], expected: ExpectedWeights) -> Iterator[tuple[str, Any]]:
+def _stage(weights: Iterable[tuple[str, object]], expected: ExpectedWeights) -> Iterator[tuple[str, Any]]:
     """Yield copies of the weights in host memory."""
     for name, tensor, is_own in _read(weights, expected):
         yield name, tensor if is_own else tensor.detach().to("cpu", copy=True)

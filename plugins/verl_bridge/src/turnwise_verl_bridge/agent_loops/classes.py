@@ -146,7 +146,7 @@ def make_worker_arguments(config: VerlAgentConfig, resources: Resources) -> Work
     wrap = getattr(agent_loop, "DictConfigWrap", None) or getattr(agent_loop, "_DummyConfig", None)
     if wrap is None:
         raise ConfigError("this version of verl has another form of agent loops; 0.5 to 0.9 are supported")
-    keywords: dict[str, Any] = {
+    keywords: dict[str, object] = {
         "trainer_config": wrap(config=settings),
         "tokenizer": _load_tokenizer(resources),
         "processor": None,
@@ -191,7 +191,7 @@ class _ChatTemplate:
         if images is not None or videos is not None:
             raise ConfigError("the messages have images or videos, which no engine of turnwise takes")
 
-        def encode(messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        def encode(messages: Sequence[Mapping[str, object]], **options: object) -> list[int]:
             options = {"tokenize": True, "return_dict": False, **self.apply_chat_template_kwargs, **options}
             return list(self.tokenizer.apply_chat_template(list(messages), **options))
 

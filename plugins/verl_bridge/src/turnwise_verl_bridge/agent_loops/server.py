@@ -35,7 +35,7 @@ class EpisodeServer:
         self._make_output = make_output
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **options: Any
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **options: object
     ) -> Any:
         """
         Continue a context, as verl's client does.
@@ -91,8 +91,8 @@ def read_sampling(run: SamplingParams, params: Mapping[str, Any]) -> tuple[Sampl
         run: of the run; a parameter that the loop does not give keeps its value, and stop ids are added to its own.
         params: under verl's names; others are options of the engine, which refuses unknown ones by name.
     """
-    changes: dict[str, Any] = {}
-    extra: dict[str, Any] = dict(run.extra)
+    changes: dict[str, object] = {}
+    extra: dict[str, object] = dict(run.extra)
     stop: tuple[str, ...] = ()
     for given, value in params.items():
         name = _RENAMED.get(given, given)

@@ -67,7 +67,7 @@ def save_entry(
 ) -> list[str]:
     """Write an entry, and return the paths in it. Sockets are left out: nothing listens after a restoration."""
     mode = stat.S_IMODE(facts.st_mode)
-    header: dict[str, Any] = {"path": path, "mode": mode, "times": [facts.st_atime_ns, facts.st_mtime_ns]}
+    header: dict[str, object] = {"path": path, "mode": mode, "times": [facts.st_atime_ns, facts.st_mtime_ns]}
     key = (facts.st_dev, facts.st_ino)
     if stat.S_ISDIR(facts.st_mode):
         if mode & _OWNER != _OWNER:
@@ -158,7 +158,7 @@ def restore(folders: list[str], fd: int) -> None:
         os.utime(header["path"], ns=tuple(header["times"]))
 
 
-def make_entry(header: dict[str, Any], file: Any) -> None:
+def make_entry(header: dict[str, Any], file: object) -> None:
     """Make an entry of an archive, and read its data."""
     path, kind = header["path"], header["kind"]
     if kind == "folder":

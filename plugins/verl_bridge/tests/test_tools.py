@@ -6,9 +6,12 @@ import textwrap
 import pytest
 import verl_like
 from gsm8k_tool import GSM8K, TASK
+from PIL import Image
 
 from turnwise import RolloutManager, ToolCall, load_config
 from turnwise.errors import ConfigError
+from turnwise.media import decode_picture
+from turnwise.showing import split_parts
 from turnwise_testing import ToolSuite
 from turnwise_testing.checks.tool import ToolExample
 from turnwise_verl_bridge import make_tools
@@ -91,14 +94,33 @@ def test_a_tool_of_an_earlier_version_works(file):
     assert (results[0].text, reward) == ("old: call 1 of None", 1.0)
 
 
-def test_an_image_becomes_a_line(file):
-    """The model reads that there was an image."""
-    results, _, _ = calls(file(GSM8K), "draw")
+@pytest.mark.parametrize(("answer", "colors"), [("two images", ["red", "blue"]), ("one image", ["red"])])
+def test_images_of_a_response(file, answer, colors):
+    """The model sees them, and the text behind them, as verl's loop shows them."""
+    results, _, _ = calls(file(GSM8K), answer)
 
-    assert results[0].text.endswith("of 4\n[1 image left out]")
+    *pictures, text = split_parts(results[0])
+    assert text == "calc_gsm8k_reward: call 1 of 4"
+    images = [decode_picture(each) for each in pictures]
+    expected = [Image.new("RGB", (4, 4), color) for color in colors]
+    assert [each.tobytes() for each in images] == [each.tobytes() for each in expected]
 
 
-@pytest.mark.parametrize(("answer", "text"), [("raise", "no such answer"), ("lie", "expected (response, reward")])
+def test_a_video_becomes_a_line(file):
+    """The model reads that there was one."""
+    results, _, _ = calls(file(GSM8K), "video")
+
+    assert results[0].text.endswith("of 4\n[1 video left out]")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("raise", "no such answer"),
+        ("no image", "an image of the response must be an image of pillow"),
+        ("lie", "expected (response, reward"),
+    ],
+)
 def test_a_failing_tool_is_for_the_model(file, answer, text):
     """An exception or a wrong return value becomes the text of an error."""
     from turnwise.tools.toolbox import ToolBox

@@ -3,6 +3,15 @@
 from verl_like_schemas import ToolResponse
 
 
+def shown(answer):
+    """Images and videos of a response."""
+    from PIL import Image
+
+    red, blue = (Image.new("RGB", (4, 4), color) for color in ("red", "blue"))
+    images = {"two images": [red, None, blue], "one image": red, "no image": ["a"]}
+    return images.get(answer), ["a"] if answer == "video" else None
+
+
 class CountingTool:
     """Counts its calls, as verl's documentation writes a tool."""
 
@@ -25,8 +34,8 @@ class CountingTool:
         if parameters.get("answer") == "lie":
             return "no tuple"
         text = f"{self.name}: call {state['calls']} of {state['ground_truth']}"
-        images = ["a"] if parameters.get("answer") == "draw" else None
-        return ToolResponse(text=text, image=images), 0.5, {"seen": 1, "note": "text"}
+        images, videos = shown(parameters.get("answer"))
+        return ToolResponse(text=text, image=images, video=videos), 0.5, {"seen": 1, "note": "text"}
 
     async def calc_reward(self, instance_id, **kwargs):
         return float(self.instances[instance_id]["calls"])

@@ -18,8 +18,8 @@ from attrs import define, field
 
 from turnwise import Trajectory
 from turnwise.errors import DataError, InfrastructureError
-from turnwise.media import MAX_PICTURE_BYTES, PlacedPicture, decode_picture, find_picture, picture_part, read_picture
-from turnwise.types import Message
+from turnwise.media import MAX_PICTURE_BYTES, decode_picture, find_picture, picture_part, read_picture
+from turnwise.types import Message, Picture, PlacedPicture
 from turnwise_engine_support.picture_families import PictureArrays, axis_positions
 from turnwise_engine_support.pictures import PictureReader
 
@@ -42,18 +42,22 @@ def _read_part(part: object) -> Any:
         return part
     if sizes := sorted(part.keys() - {"type", "image", "text"}):
         raise DataError(f"a picture of verl's data set has {sizes[0]}: set it in the model's processor instead")
-    held = part.get("image")
-    data: object = held.get("bytes") if isinstance(held, Mapping) else held
+    return picture_part(read_image(part.get("image"), "a picture of verl's data set"))
+
+
+def read_image(image: object, source: str) -> Picture:
+    """Return an image of pillow, or its file's bytes, as a picture; the `DataError` of another begins with `source`."""
+    data: object = image.get("bytes") if isinstance(image, Mapping) else image
     if isinstance(data, bytes):
-        return picture_part(read_picture(data, "a picture of verl's data set"))
+        return read_picture(data, source)
     if not hasattr(data, "convert"):
-        raise DataError("a picture of verl's data set must be an image of pillow, or have bytes")
+        raise DataError(f"{source} must be an image of pillow, or have bytes")
     # verl has decoded it, so its file is gone; PNG loses nothing.
     file = io.BytesIO()
     data.convert("RGB").save(file, "PNG")
     if file.tell() > MAX_PICTURE_BYTES:
-        raise DataError(f"a picture of verl's data set has {file.tell()} bytes as PNG, more than {MAX_PICTURE_BYTES}")
-    return picture_part(find_picture(file.getvalue(), "image/png"))
+        raise DataError(f"{source} has {file.tell()} bytes as PNG, more than {MAX_PICTURE_BYTES}")
+    return find_picture(file.getvalue(), "image/png")
 
 
 def images_of(pictures: Iterable[PlacedPicture]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 from uuid import uuid4
@@ -10,10 +10,12 @@ from uuid import uuid4
 from attrs import field, frozen
 
 from turnwise import Task, Tool, ToolResult
-from turnwise.errors import ConfigError
-from turnwise.types import JsonObject, ToolSchema
+from turnwise.errors import ConfigError, DataError, ToolError
+from turnwise.showing import join_parts
+from turnwise.types import JsonObject, Picture, ToolSchema
 from turnwise_verl_bridge.class_files import Section, accepted, make, read_sections, task_options, with_ground_truth
 from turnwise_verl_bridge.config import VerlToolsConfig
+from turnwise_verl_bridge.pictures import read_image
 
 
 def build_tools(config: VerlToolsConfig) -> tuple[Tool, ...]:
@@ -141,8 +143,8 @@ class VerlTool:
         if not isinstance(response, tuple) or len(response) != 3:
             raise TypeError(f"execute returned {response!r}, expected (response, reward, metrics)")
         answer, reward, metrics = response
-        return ToolResult(
-            text=_text_of(answer),
+        return join_parts(
+            _parts_of(answer),
             reward=None if reward is None else float(reward),
             metrics={
                 str(name): float(value)
@@ -161,12 +163,25 @@ class VerlTool:
         return options if isinstance(options, Mapping) else {}
 
 
-def _text_of(answer: object) -> str:
-    """Return the text of a response; images and videos become a line, because no engine takes them."""
+def _parts_of(answer: object) -> Iterator[str | Picture]:
+    """
+    Yield the images and the text of a response, as verl's loop shows them; videos become a line.
+
+    Raises:
+        ToolError: an image is none of pillow and has no bytes.
+    """
     if isinstance(answer, str):
-        return answer
-    lines = [str(getattr(answer, "text", None) or "")]
-    for kind in ("image", "video"):
-        number = len(getattr(answer, kind, None) or ())
-        lines += [f"[{number} {kind}{'s' if number > 1 else ''} left out]"] if number else []
-    return "\n".join(line for line in lines if line)
+        yield answer
+        return
+    images = getattr(answer, "image", None) or ()
+    try:
+        # Also one alone, and verl's loop leaves None out.
+        for image in images if isinstance(images, list | tuple) else [images]:
+            if image is not None:
+                yield read_image(image, "an image of the response")
+    except DataError as error:
+        raise ToolError(str(error)) from error
+    if text := getattr(answer, "text", None):
+        yield str(text)
+    if number := len(getattr(answer, "video", None) or ()):
+        yield f"[{number} video{'s' if number > 1 else ''} left out]"

@@ -219,6 +219,16 @@ def test_a_conversation_that_is_cut_scores_nothing():
     assert (whole.reward, cut.reward) == (1.0, 0.0)
 
 
+def test_the_process_ends_with_a_run():
+    """A worker that stops closes what its tools keep; the next run starts another process."""
+    task = tasks("multi_turn_base")[0]
+    for _ in range(2):
+        assert scores([(task, right_turns(task))]) == [1.0]
+        process = shared_simulator()._process
+        asyncio.run(ToolBox(resources().tools.values()).close_kept())
+        assert process.poll() is not None
+
+
 def test_a_process_that_is_killed_costs_nothing():
     """Between any two calls: the next one has a new process with the same state."""
     task = mathematical()

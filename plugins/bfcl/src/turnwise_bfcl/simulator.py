@@ -50,8 +50,12 @@ class Simulator:
         line = json.dumps(request) + "\n"
         return await asyncio.wrap_future(self._thread.submit(self._ask, line))
 
+    async def rest(self) -> None:
+        """End the process until the next request."""
+        await asyncio.wrap_future(self._thread.submit(self._end))
+
     def close(self) -> None:
-        """End the process."""
+        """End the process for good."""
         self._thread.shutdown(wait=True)
         self._end()
 

@@ -84,6 +84,10 @@ class ProgramTool:
     async def release(self, session: object) -> None:
         """Do nothing: no process belongs to an episode."""
 
+    async def close_kept(self) -> None:
+        """End the process with the programs, which all episodes share."""
+        await shared_simulator().rest()
+
     async def suspend(self, session: Any) -> list[list[object]]:
         """Return the calls so far, for a later part of the episode."""
         conversation: Conversation = session

@@ -131,7 +131,7 @@ class KeepingTool(Protocol):
 
     async def close_kept(self) -> None:
         """
-        Close what the tool keeps for later episodes. Idempotent; the tool may be used again.
+        Close the resources that the tool keeps for later episodes. Idempotent; the tool may be used again.
 
         A worker calls it when it stops, on the event loop of its episodes, if one of them could use the tool.
         """

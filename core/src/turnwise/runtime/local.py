@@ -106,7 +106,7 @@ class LocalRuntime:
 
     async def stop(self) -> None:
         try:  # a server or judge that fails to stop must not leave the engine with its devices
-            await self.parts.servers.close()
+            await self.parts.kept.close()
             await self.services.close()
             if self.judge is not None:
                 await self.judge.stop()

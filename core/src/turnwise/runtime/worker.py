@@ -36,8 +36,8 @@ Connect = Callable[[str], ServiceClient]
 
 
 @define(eq=False)
-class AgentServers:
-    """What is open on an event loop between episodes: the servers of agents, and what tools keep."""
+class KeptParts:
+    """The servers of agents and the kept resources of tools, which stay open between episodes of an event loop."""
 
     addresses: dict[str, str] = field(factory=dict)
     _agents: list[ServingAgent] = field(factory=list)
@@ -45,7 +45,7 @@ class AgentServers:
     _opening: asyncio.Lock = field(factory=asyncio.Lock)
 
     async def open(self, name: str, program: EpisodeProgram, connect: Connect) -> None:
-        """Open the servers of the agent of this name, unless they are open; first connect it to its service."""
+        """Note the tools of a program, and open the servers of its agent; first connect the agent to its service."""
         if program.tools is not None:
             self._tools[program.tools] = None
         agent = program.agent
@@ -60,7 +60,7 @@ class AgentServers:
                 self.addresses.update({**await agent.open(), **self.addresses})
 
     async def close(self) -> None:
-        """Close the servers and what the tools keep."""
+        """Close the servers, and the kept resources of the tools."""
         self.addresses.clear()
         try:
             while self._agents:
@@ -95,15 +95,15 @@ class WorkerComponents:
     on_episode_end: Callable[[str], None] = field(default=lambda _key: None)
     default_agent: str | None = None
     connect: Connect = field(factory=lambda: DriverServices().client)
-    servers: AgentServers = field(factory=AgentServers)
+    kept: KeptParts = field(factory=KeptParts)
     columns: Mapping[str, ColumnSpec] = field(factory=dict)
 
     async def open_servers(self) -> dict[str, str]:
         """Open the servers of the default agent, unless they are open; return the addresses of all servers."""
         name = self.default_agent
         if name is not None and name in self.programs:
-            await self.servers.open(name, self.programs[name], self.connect)
-        return dict(self.servers.addresses)
+            await self.kept.open(name, self.programs[name], self.connect)
+        return dict(self.kept.addresses)
 
     def scored_by(self, reward: Reward) -> WorkerComponents:
         """Return components whose programs have this reward, if they have one."""
@@ -220,7 +220,7 @@ class Worker:
         # The driver has built the agent, but this machine may lack a package or a file.
         with boundary("agent", self.name):
             program = self.parts.programs[spec.agent_name]
-            await self.parts.servers.open(spec.agent_name, program, self.parts.connect)
+            await self.parts.kept.open(spec.agent_name, program, self.parts.connect)
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
         episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, context)

@@ -66,7 +66,7 @@ class ToolBox:
         return ToolSession(task, self.tools, self._compiled, self.release_s, notes)
 
     async def close_kept(self) -> None:
-        """Close what the tools keep between episodes; a failure is logged and stops no other."""
+        """Close the resources that tools keep between episodes; a failure is logged and stops no other."""
         for name, tool in self.tools.items():
             if can_close_kept(tool):
                 await self._close_kept(name, tool)
@@ -78,7 +78,7 @@ class ToolBox:
         except BaseException as error:  # as for a release, a tool may raise anything
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
-            structlog.get_logger().warning("tool did not close what it keeps", tool=name, error=repr(error))
+            structlog.get_logger().warning("tool failed to close its kept resources", tool=name, error=repr(error))
 
 
 @frozen(eq=False)

@@ -203,7 +203,7 @@ class WorkerActor(PoolClientActor):
 
     async def stop(self) -> None:
         """Let `watch` return."""
-        await self._worker.parts.servers.close()
+        await self._worker.parts.kept.close()
         self._services.close()
         self._observers.close()
         self._stopped.set()

@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
 from itertools import count
-from typing import Final
 
 from attrs import define, field
 
-from turnwise.errors import AsleepError, EngineError, GrammarError, ReplicaDiedError
+from turnwise.errors import AsleepError, EngineError, ReplicaDiedError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import LimitReached, RequestRouted, RouteKind
 from turnwise.protocols import ReplicaLoad, Router
 from turnwise.routing import checked_choice, episode_of
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.replica_link import UNAVAILABLE, PendingRequest, ReplicaLink, Send
-from turnwise.runtime.remote.wire import ToWorker, WantedPictures, aborted_result, unpack_results
+from turnwise.runtime.remote.wire import ToWorker, WantedPictures, aborted_result, read_error, unpack_results
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
-
-_ERRORS: Final[Mapping[str, type[EngineError]]] = {
-    kind.__name__: kind for kind in (AsleepError, EngineError, GrammarError)
-}
-"""The errors of a replica that a worker raises as they are; it names the class of any other one."""
 
 
 class PoisonedRequestError(EngineError):
@@ -252,8 +245,7 @@ class ReplicaPool:
         for request_id, kind, text in message.failed:
             if pending := link.pending.get(request_id):
                 link.drop_context(pending.request.trajectory_id)
-                known = _ERRORS.get(kind)
-                self._resolve(link, pending, EngineError(f"{kind}: {text}") if known is None else known(text))
+                self._resolve(link, pending, read_error(kind, text))
             else:
                 link.confirm(request_id)
         if message.barrier:

@@ -18,15 +18,7 @@ import structlog
 from attrs import define, evolve, field
 from structlog.contextvars import bind_contextvars
 
-from turnwise.errors import (
-    AsleepError,
-    GrammarError,
-    ReplicaDiedError,
-    TornWeightsError,
-    TurnwiseError,
-    describe,
-    is_cancelled,
-)
+from turnwise.errors import ReplicaDiedError, TornWeightsError, describe, is_cancelled
 from turnwise.media import PictureName, PlacedPicture
 from turnwise.protocols import Engine, ReplicaLoad
 from turnwise.routing import episode_of
@@ -42,6 +34,7 @@ from turnwise.runtime.remote.wire import (
     UnpackedRequest,
     WantedPictures,
     aborted_result,
+    name_error,
     pack_results,
     unpack_requests,
 )
@@ -320,9 +313,7 @@ class ReplicaServer:
             if _is_own_end(error):
                 raise
             # Any other error of the engine concerns only this request, also one that would end the process.
-            known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError | GrammarError)
-            kind = "EngineError" if known else type(error).__name__
-            self._client(worker).failed.append((request.request_id, kind, str(error)))
+            self._client(worker).failed.append((request.request_id, name_error(error), str(error)))
 
     async def _is_confirmed(self, worker: int, item: str, column: list[str] | None = None) -> bool:
         """Send a message, with an id in a column, and wait until its worker confirms the id; False if that is gone."""

@@ -8,12 +8,13 @@ one for all log-probabilities. This module does not depend on Ray, or on how a m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from turnwise.errors import AsleepError, EngineError, GrammarError, TurnwiseError
 from turnwise.layout import Layout
 from turnwise.media import Picture, PictureName
 from turnwise.protocols import ReplicaLoad
@@ -30,6 +31,20 @@ from turnwise.types import (
 )
 
 _REASONS = tuple(FinishReason)
+_KEPT_ERRORS: Final = {each.__name__: each for each in (AsleepError, EngineError, GrammarError)}
+"""The errors of a request that keep their class on the way from a replica to a worker, by name."""
+
+
+def name_error(error: BaseException) -> str:
+    """Return the class by which `read_error` makes an error again."""
+    known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError | GrammarError)
+    return EngineError.__name__ if known else type(error).__name__
+
+
+def read_error(name: str, text: str) -> EngineError:
+    """Return the error with this text; the text begins with the name of a class that is no error of an engine."""
+    known = _KEPT_ERRORS.get(name)
+    return EngineError(f"{name}: {text}") if known is None else known(text)
 
 
 @frozen(kw_only=True, eq=False)

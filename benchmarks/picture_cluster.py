@@ -164,7 +164,7 @@ def measure_claims(num_episodes: int, num_pictures: int, num_bytes: int) -> list
     manager = RolloutManager(runtime, RolloutPlan(default_agent="looks", agents={"looks": None}))
     with manager:
         check(manager.rollout(make_tasks(blueprint, num_episodes)), num_pictures)
-        stats = manager._thread.call(runtime.stats())  # type: ignore[union-attr]  # noqa: SLF001 - it is running
+        stats = manager._thread.call(runtime.stats())  # type: ignore[union-attr]  # noqa: SLF001 - running; `stats` has sums alone
         counted = manager.stats()["picture_bytes"]
     replicas = [each for each in stats if "seen_bytes" in each]
     workers = [each for each in stats if "packet_bytes_in" in each]

@@ -68,7 +68,7 @@ class Look:
 
 
 def of_list(parts: list[Part]) -> Tool:
-    def look() -> list:  # type: ignore[type-arg]
+    def look() -> list:  # type: ignore[type-arg]  # as users write it
         """Return a list."""
         return parts
 
@@ -84,7 +84,7 @@ def of_generator(parts: list[Part]) -> Tool:
 
 
 def of_coroutine(parts: list[Part]) -> Tool:
-    async def look() -> tuple:  # type: ignore[type-arg]
+    async def look() -> tuple:  # type: ignore[type-arg]  # as users write it
         """Return a tuple."""
         return tuple(parts)
 
@@ -148,7 +148,7 @@ def in_order(parts: list[Part]) -> list[Any]:
 def shown(content: Any) -> list[Any]:
     """Do the same for the content of a message."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    keys = {picture_part(each)["image_url"]["url"]: each for each in (CAT, DOG)}  # type: ignore[index]
+    keys = {picture_part(each)["image_url"]["url"]: each for each in (CAT, DOG)}  # type: ignore[index]  # a URL is there
     return in_order([part["text"] if part["type"] == "text" else keys[part["image_url"]["url"]] for part in parts])
 
 

@@ -54,7 +54,7 @@ def test_placeholders_are_the_features_of_the_model(reference, size):
 
 @pytest.mark.parametrize("name", [each.model_type for each in FAMILIES if each.prefixes])
 def test_names_of_a_checkpoint_become_those_of_the_state_dict(name, tmp_path):
-    """An engine that checks the names of an update knows those that a trainer sends."""
+    """An engine that checks the names of an update accepts the names that a trainer sends."""
     save: Any = save_random_tiles if name in get_args(TileKind) else save_random_vision
     path = save(name, tmp_path)
     family, state = find_family(path), VisionReference(path).model(variant=0).state_dict()

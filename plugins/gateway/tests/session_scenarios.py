@@ -73,6 +73,12 @@ def results_of(reply, text="5"):
     return [{"role": "tool", "tool_call_id": call.id, "content": text} for call in reply.tool_calls]
 
 
+class OneModel:
+    """The models of a session that has only the policy."""
+
+    names = ()
+
+
 @define(eq=False)
 class ScenarioAgent:
     """Runs a function of a session as its agent, and keeps its error."""

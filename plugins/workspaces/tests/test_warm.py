@@ -74,7 +74,7 @@ class Faulty(PassingWorkspace):
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for something that sets no event."""
-    while not holds():  # noqa: ASYNC110
+    while not holds():  # noqa: ASYNC110 - no event tells it
         await asyncio.sleep(0.001)
 
 

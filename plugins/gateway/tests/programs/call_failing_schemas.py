@@ -1,4 +1,4 @@
-"""An agent of a user: asks for replies to schemas whose grammars fail, and goes on after each refusal."""
+"""An agent of a user: asks for replies to schemas whose grammars fail, and continues after each refusal."""
 
 import json
 import os

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, web
 from attrs import frozen
+from session_scenarios import OneModel
 
 from turnwise.descriptors import MOST, raise_descriptor_limit
 from turnwise_gateway.calls import CallRefusedError, ModelCall
@@ -52,12 +53,6 @@ async def agents_port(options: ServerOptions) -> AsyncIterator[Port]:
     key = directory.add("s-1", Limited())
     async with GatewayServer(directory, options) as server:
         yield Port(server.port, key, "/v1/models", "/v1/chat/completions")
-
-
-class OneModel:
-    """A session without other models."""
-
-    names = ()
 
 
 class Limited:

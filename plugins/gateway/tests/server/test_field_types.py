@@ -60,7 +60,7 @@ def test_a_message_that_the_model_shall_continue_is_refused(dialect, key):
 
 
 def test_parts_of_a_response_that_it_never_has_are_counted():
-    """`include` names parts; those that this server cannot have change nothing."""
+    """Parts in `include` that this server never has change nothing, and are counted."""
     known = ["message.output_text.logprobs", "reasoning.encrypted_content"]
 
     sent = send("responses", *({"include": each} for each in (known, ["x"], [*known, "x"])), engine=make_engine)

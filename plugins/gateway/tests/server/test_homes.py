@@ -5,15 +5,10 @@ import socket
 
 import aiohttp
 import pytest
+from session_scenarios import OneModel
 
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.server import ServerOptions
-
-
-class OneModel:
-    """A session without other models."""
-
-    names = ()
 
 
 class Backend:

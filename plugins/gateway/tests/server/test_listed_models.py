@@ -39,7 +39,7 @@ def ask_for_models(models):
 @settings(max_examples=40, deadline=None)
 @given(models=MODELS)
 def test_a_name_is_shown_where_it_is_served(models):
-    """A pattern shows the names that it serves, and is no name itself; what is refused or unknown is 404."""
+    """A pattern shows the names that it serves, and is no name itself; refused and unknown names are 404."""
 
     def use_of(name):
         return models.get(name, next((use for pattern, use in models.items() if matches(pattern, name)), None))

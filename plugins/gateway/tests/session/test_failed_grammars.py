@@ -1,4 +1,4 @@
-"""A grammar that fails in the engine refuses its call by the field that asked for it; the session goes on."""
+"""A grammar that fails in the engine refuses its call by the field that asked for it; the session continues."""
 
 import json
 

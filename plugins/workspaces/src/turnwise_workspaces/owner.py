@@ -290,7 +290,7 @@ class WorkspaceOwner:
                 self.throw_away(workspace)
                 if not isinstance(error, Exception):
                     raise
-                # No fault of the episode, which has not begun in it.
+                # The episode is not at fault: it has not begun in this workspace.
                 structlog.get_logger().warning("warm workspace was lost before its use", error=describe(error))
                 record("workspace_warm_losses", 1.0)
             else:

@@ -100,7 +100,7 @@ class Slots:
         return mark is None
 
     def take_spare(self) -> Slot | None:
-        """Return a slot if one is free and nobody waits for it."""
+        """Return a slot if one is free and no episode waits for one."""
         open_state(self.folder)
         return None if self.is_waited_for() else self._try()
 

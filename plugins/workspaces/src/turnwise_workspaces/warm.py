@@ -140,7 +140,7 @@ class WarmWorkspaces(Generic[W]):
                 self.boots.throw_away(self._ready.pop()[1])
 
     def _step(self, group: asyncio.TaskGroup) -> bool:
-        """Begin what is to do now; return whether to look again soon, although nothing changes in this process."""
+        """Start missing workspaces and end unwanted ones; return whether another process may soon change the need."""
         missing, unwanted = self._compare()
         is_waited_for = self.slots.is_waited_for()
         if is_waited_for and self._ready and not unwanted:

@@ -210,7 +210,8 @@ def test_credits_are_the_scores_of_the_trainer(tmp_path_factory, serve, record, 
     found = np.zeros_like(expected)
     for place, each in credited:
         found[place - record.num_prompt_tokens] = each
-    assert found.tolist() == expected.tolist()
+    # The core adds the values of turns with one end in float32, and the page adds them in float64.
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=0)
 
 
 def test_groups(tmp_path, serve):

@@ -1,21 +1,23 @@
 """
-Trains the calculator example with turnwise, with TRL alone, and with TRL on turnwise's rollouts, and compares them.
+Trains an example with turnwise, with TRL alone, and with TRL on turnwise's rollouts, and compares them.
 
     python benchmarks/side_by_side.py --steps 16 --seeds 100 101 102 --out runs/side_by_side
     python benchmarks/side_by_side.py --steps 16 --seeds 100 101 102 --picture runs/side_by_side.svg
     python benchmarks/side_by_side.py --steps 3 --seeds 1 --ways turnwise trl --out runs/quick
+    python benchmarks/side_by_side.py --config examples/train_real.yaml --lr 1e-5 --steps 20 --seeds 100 --ways trl
 
 | way        | rollout                                             | update             |
 |------------|-----------------------------------------------------|--------------------|
 | `turnwise` | `turnwise train`                                    | `turnwise train`   |
-| `trl`      | the tool loop of TRL's GRPOTrainer, on transformers | TRL's GRPOTrainer  |
+| `trl`      | the loop of TRL's GRPOTrainer, on transformers      | TRL's GRPOTrainer  |
 | `bridge`   | turnwise, through turnwise-trl-bridge               | TRL's GRPOTrainer  |
 
-All settings but the learning rate come from examples/train_calculator.yaml: the model, the tasks and their order, the
-reward, the limits of an episode, the advantages, the clip, the mini-batches, AdamW and the schedule of its rate. The
-rate is `--lr`, the same for each way, without `noise_adaptive`. TRL's loss is `bnpo`, the mean over the tokens of a
-mini-batch, as in the config. Held-out rewards come from `turnwise eval` for each way, with the same tasks and seeds,
-and have its 95 % interval.
+All settings but the learning rate come from the config, examples/train_calculator.yaml unless `--config` names another:
+the model, the tasks and their order, the reward, the limits of an episode, the advantages, the clip, the mini-batches,
+AdamW and the schedule of its rate. The rate is `--lr`, the same for each way, without `noise_adaptive`. TRL's own
+rollout knows two pairs of agent and reward: `tool_agent` with `exact_match` and the calculator, and `single_turn` with
+`reasoning_gym`. TRL's loss is `bnpo`, the mean over the tokens of a mini-batch, as in the config. Held-out rewards come
+from `turnwise eval` for each way, with the same tasks and seeds, and have its 95 % interval.
 
 TRL's tool loop parses the calls with TRL's template for Qwen3, which has the same format, and masks the tool messages.
 Its `generate` samples a turn of all episodes before it runs any tool, and reads the whole conversation again for each
@@ -34,7 +36,8 @@ These differences remain:
   `max_tokens_per_micro_batch` tokens and leaves out such groups, because they have no gradient.
 - turnwise measures the noise scale and the change of the policy, and writes a file of the episodes, in each step.
 
-A step is one rollout with all its updates, without logging and the held-out tasks. Each training runs in a separate
+A step is one rollout with all its updates, without logging and the held-out tasks. MiB are the largest resident memory
+of a training's process. Each training runs in a separate
 process with one thread, and one runs at a time. Each seed is a round, and the first way of a round changes. Ctrl-C
 keeps the finished trainings. The picture shows the median of the seeds.
 """
@@ -52,10 +55,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from measurement import describe_machine, format_spread
-from side_by_side_trl import CONFIG, METRICS, Record, train_with_trl, write_lines
+from side_by_side_trl import METRICS, Record, train_with_trl, write_lines
 
 WAYS = {"turnwise": "turnwise train", "trl": "TRL alone", "bridge": "TRL on turnwise rollouts"}
 COLUMNS = ("s a step", "processor s a step", "tokens/s", "tokens/processor s")
+CONFIG = Path(__file__).resolve().parents[1] / "examples" / "train_calculator.yaml"
 RESULTS = "results.json"
 INTERRUPTED = 130
 
@@ -63,36 +67,40 @@ INTERRUPTED = 130
 # All trainings, one process for each
 
 
-def run_process(command: Sequence[str], log: Path) -> None:
-    """Run a Python program on one thread; `RuntimeError` if it fails."""
+def run_process(command: Sequence[str], log: Path) -> int:
+    """Run a Python program on one thread; return its largest resident memory in MiB. `RuntimeError` if it fails."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
     with log.open("w", encoding="utf-8") as stream:
-        done = subprocess.run([sys.executable, *command], stdout=stream, stderr=stream, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed with exit code {done.returncode}: see {log}")
+        process = subprocess.Popen([sys.executable, *command], stdout=stream, stderr=stream, env=environment)
+        _pid, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed with exit code {process.returncode}: see {log}")
+    return used.ru_maxrss >> 10
 
 
-def train(way: str, overrides: Sequence[str], out: Path) -> None:
-    """Train in a separate process."""
+def train(way: str, config: Path, overrides: Sequence[str], out: Path) -> int:
+    """Train in a separate process, and return its largest resident memory in MiB."""
     out.mkdir(parents=True, exist_ok=True)
     (out / METRICS).unlink(missing_ok=True)
-    command = [str(Path(__file__)), "--worker", way, "--out", str(out), "--overrides", *overrides]
+    command = [str(Path(__file__)), "--worker", way, "--config", str(config), "--out", str(out)]
+    command += ["--overrides", *overrides]
     if way == "turnwise":
         # `turnwise eval` has the held-out tasks afterwards, as for the other ways.
         options = ["data.validation_path=null", "--out", str(out), "--overwrite"]
-        command = ["-m", "turnwise.cli", "train", str(CONFIG), *overrides, *options]
-    run_process(command, out.with_suffix(".log"))
+        command = ["-m", "turnwise.cli", "train", str(config), *overrides, *options]
+    return run_process(command, out.with_suffix(".log"))
 
 
-def evaluate(overrides: Sequence[str], step: int, out: Path, model: Path | None = None) -> Record:
-    """Return the held-out reward of a model, or of the example's, with its interval."""
+def evaluate(config: Path, overrides: Sequence[str], step: int, out: Path, model: Path | None = None) -> Record:
+    """Return the held-out reward of a model, or of the config's, with its interval."""
     chosen = [] if model is None else [f"model.path={model.resolve()}"]
     options = [*overrides, *chosen, "--step", str(step), "--out", str(out), "--overwrite"]
-    run_process(["-m", "turnwise.cli", "eval", str(CONFIG), *options], out.with_suffix(".log"))
+    run_process(["-m", "turnwise.cli", "eval", str(config), *options], out.with_suffix(".log"))
     results = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))["results"]["all"]
     return next(dict(figure) for name, figure in results.items() if name.startswith("mean@"))
 
@@ -114,18 +122,18 @@ def read_steps(out: Path) -> list[Record]:
 
 def run_all(arguments: argparse.Namespace, results: Record) -> None:
     """Train in each way with each seed; print a line for each training, and keep the figures in a file."""
-    out: Path = arguments.out
+    out, config = arguments.out, arguments.config
     for number, seed in enumerate(arguments.seeds):
         # TRL has no rate that follows the noise.
         overrides = ["train.optimizer.noise_adaptive=false", f"train.optimizer.lr={arguments.lr}"]
         overrides += [f"train.num_steps={arguments.steps}", f"rollout.seed={seed}"]
-        before = evaluate(overrides, 0, out / f"before-{seed}")
+        before = evaluate(config, overrides, 0, out / f"before-{seed}")
         first = number % len(arguments.ways)
         for way in [*arguments.ways[first:], *arguments.ways[:first]]:
             folder = out / f"{way}-{seed}"
-            train(way, overrides, folder)
-            after = evaluate(overrides, arguments.steps, out / f"after-{way}-{seed}", folder / "model")
-            run = {"way": way, "seed": seed, "before": before, "after": after, "steps": read_steps(folder)}
+            mib = train(way, config, overrides, folder)
+            after = evaluate(config, overrides, arguments.steps, out / f"after-{way}-{seed}", folder / "model")
+            run = {"way": way, "seed": seed, "before": before, "after": after, "steps": read_steps(folder), "MiB": mib}
             results["runs"].append(run)
             write_whole(out / RESULTS, results)
             print(describe(str(seed), way, [run], describe_reward), flush=True)
@@ -139,7 +147,8 @@ def describe(name: str, way: str, runs: Sequence[Record], reward: Callable[[Sequ
     steps = [step for run in runs for step in run["steps"]]
     figures = [format_spread([step[column] for step in steps], 0 if "tokens" in column else 2) for column in COLUMNS]
     rewards = [reward([run[name] for run in runs]) for name in ("before", "after")]
-    return f"| {' | '.join([WAYS[way], name, *figures, *rewards])} |"
+    mib = format_spread([run["MiB"] for run in runs], 0)
+    return f"| {' | '.join([WAYS[way], name, *figures, mib, *rewards])} |"
 
 
 def describe_reward(figures: Sequence[Record]) -> str:
@@ -155,7 +164,7 @@ def describe_rewards(figures: Sequence[Record]) -> str:
 
 def format_header(name: str) -> str:
     """Return the head of a table."""
-    names = ("way", name, *COLUMNS, "held out before", "held out after")
+    names = ("way", name, *COLUMNS, "MiB", "held out before", "held out after")
     return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
 
 
@@ -197,6 +206,9 @@ def write_whole(path: Path, value: Record) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--config", type=Path, default=CONFIG, help="run config with a section train (default: the calculator)"
+    )
     parser.add_argument("--steps", type=int, default=16, help="training steps of a training (default: 16)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102], help="default: 100 101 102")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
@@ -212,7 +224,7 @@ def main() -> int:
     """Train, and print the tables."""
     arguments = build_parser().parse_args()
     if arguments.worker:
-        train_with_trl(arguments.worker, arguments.overrides, arguments.out)
+        train_with_trl(arguments.worker, arguments.config, arguments.overrides, arguments.out)
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()

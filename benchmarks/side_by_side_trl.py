@@ -1,4 +1,4 @@
-"""Trains the calculator example with TRL, on its own rollouts or on turnwise's, for `side_by_side.py`."""
+"""Trains an example with TRL, on its own rollouts or on turnwise's, for `side_by_side.py`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-CONFIG = Path(__file__).resolve().parents[1] / "examples" / "train_calculator.yaml"
 METRICS = "metrics.jsonl"
 Record = dict[str, Any]
 
 
-def train_with_trl(way: str, overrides: Sequence[str], out: Path) -> None:
+def train_with_trl(way: str, config: Path, overrides: Sequence[str], out: Path) -> None:
     """Train with TRL, with its own rollout or with turnwise's; write the metrics and the model to a folder."""
     import torch
     from datasets import Dataset
@@ -25,13 +24,18 @@ def train_with_trl(way: str, overrides: Sequence[str], out: Path) -> None:
     from turnwise_rollout_buffer.task_stream import TaskStream
     from turnwise_trl_bridge.rollouts import UID
 
-    setup = read_setup(str(CONFIG), overrides)
+    setup = read_setup(str(config), overrides)
     train, path = setup.train, str(setup.model.path)
     updates = count_updates(setup)
     stream = TaskStream(setup.tasks, setup.run.rollout.seed, setup.shares)
     steps = [stream.take(train.tasks_per_step) for _ in range(train.num_steps)]
     rows = [
-        {"prompt": list(map(dict, task.messages)), UID: task.uid, "truth": task.ground_truth}
+        {
+            "prompt": list(map(dict, task.messages)),
+            UID: task.uid,
+            "truth": task.ground_truth,
+            "extra": json.dumps(task.extra),
+        }
         for tasks in steps
         for task in tasks
     ]
@@ -74,6 +78,7 @@ def build_arguments(setup: Any, out: Path) -> Any:
 
     rollout, algorithm, updates = setup.run.rollout, setup.train.algorithm, count_updates(setup)
     episodes = setup.train.tasks_per_step * setup.group_size
+    turns = setup.run.agent.options.get("max_assistant_turns")
     return GRPOConfig(
         output_dir=str(out),
         max_steps=setup.train.num_steps * updates,
@@ -84,8 +89,8 @@ def build_arguments(setup: Any, out: Path) -> Any:
         shuffle_dataset=False,  # the rows have the order of `turnwise train`
         temperature=rollout.sampling.temperature,
         max_completion_length=rollout.response_length,
-        generation_kwargs={"max_new_tokens": rollout.sampling.max_tokens},
-        max_tool_calling_iterations=setup.run.agent.options["max_assistant_turns"] - 1,
+        generation_kwargs={"max_new_tokens": rollout.sampling.max_tokens or rollout.response_length},
+        max_tool_calling_iterations=None if turns is None else turns - 1,
         beta=0.0,
         loss_type="bnpo",
         scale_rewards="group",
@@ -104,8 +109,23 @@ def build_arguments(setup: Any, out: Path) -> Any:
 
 
 def run_own_loop(setup: Any, options: Record) -> Any:
-    """Train with TRL's tool loop on the calculator, and return the trainer."""
+    """Train with TRL's own rollout, and return the trainer."""
     from trl import GRPOTrainer
+
+    parts = (setup.run.agent.name, setup.run.reward.name)
+    if parts == ("tool_agent", "exact_match"):
+        own = use_calculator(options["processing_class"])
+    elif parts == ("single_turn", "reasoning_gym"):
+        own = score_with_reasoning_gym(setup.run.reward.options)
+    else:
+        sys.exit(f"TRL has no counterpart here for agent {parts[0]} with reward {parts[1]}")
+    trainer = GRPOTrainer(**own, **options)
+    trainer.train()
+    return trainer
+
+
+def use_calculator(tokenizer: Any) -> Record:
+    """Return the calculator as a tool of TRL, and the reward `exact_match`."""
     from trl.chat_template_utils import qwen3_template
 
     from turnwise_calculator_demo.episodes import TOOL_NAME, respond
@@ -128,10 +148,29 @@ def run_own_loop(setup: Any, options: Record) -> Any:
 
     assert calculator.__name__ == TOOL_NAME
     # TRL knows the parser of some chat templates by their text. The model's calls have the format of Qwen3.
-    options["processing_class"].response_template = qwen3_template
-    trainer = GRPOTrainer(reward_funcs=score, tools=[calculator], **options)
-    trainer.train()
-    return trainer
+    tokenizer.response_template = qwen3_template
+    return {"reward_funcs": score, "tools": [calculator]}
+
+
+def score_with_reasoning_gym(reward: Record) -> Record:
+    """Return the reward `reasoning_gym` with its options in a config."""
+    from turnwise_reasoning_gym.processes import GymProcess
+    from turnwise_reasoning_gym.reward import find_answer
+
+    scorer = GymProcess("score", str(reward["timeout_s"]))
+
+    def score_one(text: str, truth: str, extra: str) -> float:
+        answer = find_answer(text, reward["answer"])
+        entry = json.loads(extra)["reasoning_gym"]
+        return float(str(scorer.ask({**entry, "ground_truth": truth, "answer": answer})["score"])) if answer else 0.0
+
+    def score(
+        completions: Sequence[Sequence[Record]], truth: Sequence[str], extra: Sequence[str], **_: Any
+    ) -> list[float]:
+        texts = [str(completion[-1]["content"]) for completion in completions]
+        return [score_one(*each) for each in zip(texts, truth, extra, strict=True)]
+
+    return {"reward_funcs": score}
 
 
 def run_bridge(setup: Any, options: Record) -> Any:

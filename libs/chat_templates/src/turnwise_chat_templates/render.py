@@ -19,6 +19,7 @@ import numpy as np
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.messages import record_metric
 from turnwise.types import JsonDict, JsonObject, Message, TokenArray, ToolSchema
+from turnwise_chat_templates.byte_decoder import ByteDecoder
 from turnwise_chat_templates.contents import CUT, SPECIAL_TOKENS_METRIC
 from turnwise_chat_templates.picture_parts import has_pictures, plain_parts
 from turnwise_chat_templates.probe import Plain, common_start
@@ -47,6 +48,7 @@ class HuggingFaceTokenizer:
         self._tokenizer = tokenizer
         # Called directly and without offsets, the Rust tokenizer saves a fifth to a half of `tokenizer.encode`.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._bytes = ByteDecoder.of(self._backend)
         self.special_tokens = sorted(_special_tokens(tokenizer), key=len, reverse=True)
         added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self.added_tokens = frozenset(str(token) for token in added.values()) - {""}
@@ -96,6 +98,8 @@ class HuggingFaceTokenizer:
 
     def decode(self, token_ids: Sequence[int] | TokenArray) -> str:
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+        if self._bytes is not None:
+            return self._bytes.decode(ids)
         if self._backend is not None:
             # transformers' own method looks at the type of every id first.
             quick: str = self._backend.decode(ids, skip_special_tokens=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeGuard
 
 from turnwise.messages import name_call
 from turnwise.protocols import CallIdChat, Chat
@@ -44,9 +44,14 @@ def name_calls(
 
 def sampled_id(call: ToolCall, chat: Chat | None) -> str | None:
     """Return the id that the model wrote; None if it wrote none, or one that the chat template refuses."""
-    if call.id is None or not isinstance(chat, CallIdChat):
+    if call.id is None or not _shows_ids(chat):
         return call.id
     return call.id if chat.takes_call_id(call.id, call.name) else None
+
+
+def _shows_ids(chat: Chat | None) -> TypeGuard[CallIdChat]:
+    # Not by isinstance: each turn asks, and a check against a protocol takes as long as to name ten calls.
+    return hasattr(chat, "takes_call_id") and hasattr(chat, "write_call_id")
 
 
 def candidate_ids(
@@ -65,7 +70,7 @@ def candidate_ids(
         number: of the call in the conversation, from 0.
         place: of the conversation among those of an episode; empty for the only one.
     """
-    if isinstance(chat, CallIdChat) and chat.write_call_id(tool, number):
+    if _shows_ids(chat) and chat.write_call_id(tool, number):
         yield from (chat.write_call_id(tool, count) for count in itertools.count(number))
     first = name_call(turn, index)
     if not place and len(first) == _ID_LENGTH:

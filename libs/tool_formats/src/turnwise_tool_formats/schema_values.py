@@ -10,7 +10,8 @@ the schema is the tool's task, and its error tells the model more.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from turnwise.types import ToolSchema
@@ -38,9 +39,14 @@ class ArgumentTypes:
         schemas: of the run's tools, in the OpenAI form.
     """
 
-    def __init__(self, schemas: Iterable[ToolSchema]) -> None:
-        functions = [schema.get("function", {}) for schema in schemas]
-        self._parameters: Final = {each.get("name"): each.get("parameters") or {} for each in functions}
+    def __init__(self, schemas: Sequence[ToolSchema]) -> None:
+        self._schemas: Final = schemas
+
+    @cached_property
+    def _parameters(self) -> Mapping[object, Schema]:
+        """The parameters of each tool; made at the first question, because most formats write types themselves."""
+        functions = [schema.get("function", {}) for schema in self._schemas]
+        return {each.get("name"): each.get("parameters") or {} for each in functions}
 
     @property
     def names(self) -> Collection[object]:

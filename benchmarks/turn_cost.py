@@ -3,8 +3,9 @@ Measures the CPU cost per turn of the local runtime relative to a plain asyncio 
 
     python benchmarks/turn_cost.py [--runs 7] [--episodes 256] [--wrappers] [--json FILE]
 
-The engine answers at once, so the measurement covers everything else: template, tokens, records, parsing, routing and
-checks. CPU seconds cover the whole process. Both variants alternate, so other load on the machine affects both.
+The engine answers at once, and its processor seconds are taken out of both variants. So the measurement covers
+everything else: template, tokens, records, parsing, routing and checks. CPU seconds cover the whole process. Both
+variants alternate, so other load on the machine affects both.
 Every trajectory is compared with the workload's script.
 
 `--wrappers` also compares, in alternating runs, a run without wrappers, although plugins that wrap parts are installed;
@@ -235,8 +236,8 @@ class Case:
         with self.manager(oracle, tokenizer) as manager:
             for index in range(runs + 1):  # the first is a warm-up
                 coroutine = bare_loop.run(self.workload, oracle, tokenizer, tools, self.response_length)
-                bare_ms, _, _ = self.take(lambda c=coroutine: asyncio.run(c))
-                our_ms, wall_s, results = self.take(lambda: manager.rollout(tasks))
+                bare_ms, _, _ = self.take(lambda c=coroutine: asyncio.run(c), oracle)
+                our_ms, wall_s, results = self.take(lambda: manager.rollout(tasks), oracle)
                 for result in results:
                     check_result(result, oracle.script)
                 if index:
@@ -258,12 +259,13 @@ class Case:
         tools = schemas(self.num_tools)
         return build_manager(self.workload, oracle, tokenizer, tools, self.response_length, self.wrappers)
 
-    def take(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
-        """Return CPU milliseconds per turn, seconds and the result of a run."""
+    def take(self, run: Callable[[], Any], oracle: Oracle) -> tuple[float, float, Any]:
+        """Return CPU milliseconds per turn without those of the engine, seconds and the result of a run."""
         gc.collect()
+        oracle.seconds[0] = 0.0
         cpu, wall = time.process_time(), time.perf_counter()
         result = run()
-        cpu_ms = 1e3 * (time.process_time() - cpu) / self.workload.num_turns
+        cpu_ms = 1e3 * (time.process_time() - cpu - oracle.seconds[0]) / self.workload.num_turns
         return cpu_ms, time.perf_counter() - wall, result
 
 
@@ -300,10 +302,11 @@ def measure_wrappers(tokenizer: Any, runs: int, episodes: int) -> list[str]:
     cases = [Case(name, uniform(episodes), 1, 4096, name) for name in get_args(Wrappers)]
     found: dict[str, list[float]] = {case.name: [] for case in cases}
     with ExitStack() as stack:
-        managers = [stack.enter_context(case.manager(Oracle.of(case.workload, tokenizer), tokenizer)) for case in cases]
+        oracle = Oracle.of(cases[0].workload, tokenizer)  # all have one workload
+        managers = [stack.enter_context(case.manager(oracle, tokenizer)) for case in cases]
         for index in range(runs + 1):  # the first is a warm-up
             for case, manager in zip(cases, managers, strict=True):
-                cost_ms, _, _ = case.take(lambda m=manager, c=case: m.rollout(c.workload.tasks()))
+                cost_ms, _, _ = case.take(lambda m=manager, c=case: m.rollout(c.workload.tasks()), oracle)
                 found[case.name] += [cost_ms] if index else []
     lines = []
     for name, values in found.items():

@@ -12,6 +12,7 @@ import json
 import math
 import random
 import sysconfig
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,12 +163,15 @@ class Oracle:
         header: id of ``<|im_start|>``.
         digits: values of the digits by token id.
         logprobs: log-probabilities by number of tokens.
+        seconds: processor seconds of all answers so far, in one value: what runs the workload would not have spent them
+            with a real engine.
     """
 
     script: list[list[list[int]]]
     header: int
     digits: dict[int, int]
     logprobs: dict[int, list[float]] = field(factory=dict)
+    seconds: list[float] = field(factory=lambda: [0.0])
 
     @classmethod
     def of(cls, workload: Workload, tokenizer: Any) -> Oracle:
@@ -178,6 +182,13 @@ class Oracle:
 
     def answer(self, ids: Sequence[int] | np.ndarray) -> tuple[list[int], list[float]]:
         """Return the ids and log-probabilities of the turn after a context."""
+        started = time.thread_time()
+        try:
+            return self._find(ids)
+        finally:
+            self.seconds[0] += time.thread_time() - started
+
+    def _find(self, ids: Sequence[int] | np.ndarray) -> tuple[list[int], list[float]]:
         headers = self._headers(ids)
         turns = self.script[self._episode(ids[headers[1] + 1 : headers[1] + 24])]
         turn = turns[min((len(headers) - 3) // 2, len(turns) - 1)]

@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-from importlib.metadata import entry_points
 
 import pytest
 
@@ -11,6 +10,7 @@ from turnwise.cli import main
 from turnwise.config.resolve import build_part
 from turnwise.errors import TurnwiseError
 from turnwise.plugin.host import load
+from turnwise.plugin.requirements import plugin_points
 from turnwise.protocols import Resources
 from turnwise_testing.whole_runs.installation import install_plugin
 
@@ -116,10 +116,10 @@ def site(tmp_path, monkeypatch):
     """A folder of `sys.path` for the bad plugin, whose only neighbour is the core's own; it is forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def two_plugins(group):
-        return [point for point in entry_points(group=group) if point.name in ("bad_kit", "builtins")]
+    def two_plugins():
+        return [point for point in plugin_points() if point.name in ("bad_kit", "builtins")]
 
-    monkeypatch.setattr("turnwise.plugin.host.entry_points", two_plugins)
+    monkeypatch.setattr("turnwise.plugin.host.plugin_points", two_plugins)
     yield tmp_path
     sys.modules.pop("bad_kit", None)
 

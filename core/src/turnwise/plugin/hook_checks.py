@@ -13,9 +13,11 @@ from turnwise.plugin.registry import did_you_mean
 from turnwise.plugin.wrapping import CONFIG_SECTION, WRAPPED, noun_of
 
 
-def check_hooks(module: object, name: str, manager: pluggy.PluginManager, kinds: Iterable[str]) -> None:
+def check_hooks(
+    module: object, name: str, manager: pluggy.PluginManager, kinds: Iterable[str]
+) -> dict[str, pluggy.HookCaller]:
     """
-    Register a plugin with pluggy.
+    Register a plugin with pluggy, and return its hooks by their names.
 
     Args:
         module: of the plugin.
@@ -32,7 +34,8 @@ def check_hooks(module: object, name: str, manager: pluggy.PluginManager, kinds:
         raise PluginError(f"cannot be registered: {describe(error)}; write `def HOOK(registry)`") from error
     registering = [f"register_{kind}" for kind in kinds]
     hooks = (*registering, ADD_HOOKSPECS, CONFIG_SECTION, *(f"wrap_{noun_of(kind)}" for kind in WRAPPED))
-    for caller in manager.get_hookcallers(module) or ():
+    callers = manager.get_hookcallers(module) or ()
+    for caller in callers:
         own = [each for each in caller.get_hookimpls() if each.plugin_name == name]
         if not caller.has_spec() and not all(each.optionalhook for each in own):
             raise PluginError(f"has an unknown hook {caller.name!r}{did_you_mean(caller.name, hooks)}")
@@ -44,6 +47,7 @@ def check_hooks(module: object, name: str, manager: pluggy.PluginManager, kinds:
         marked = hasattr(function, "turnwise_impl") or hasattr(function, "turnwise_spec")
         if function is not None and not marked and inspect.isroutine(function):
             raise PluginError(f"has a function {hook!r} that is not marked with @turnwise.hookimpl")
+    return {caller.name: caller for caller in callers}
 
 
 def _check_function(implementation: pluggy.HookImpl, caller: pluggy.HookCaller) -> None:

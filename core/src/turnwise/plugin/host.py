@@ -15,7 +15,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, Literal
 
 import attrs
@@ -27,8 +28,8 @@ from turnwise.plugin import specs as hookspecs
 from turnwise.plugin.hook_checks import check_hooks
 from turnwise.plugin.kinds import CORE, HookSpecs, Section
 from turnwise.plugin.registry import Entry, Registry, did_you_mean
-from turnwise.plugin.requirements import GROUP, InstalledDistributions
-from turnwise.plugin.wrapping import Wrapping
+from turnwise.plugin.requirements import GROUP, InstalledDistributions, plugin_points
+from turnwise.plugin.wrapping import CONFIG_SECTION, WRAPPED, Wrapping, noun_of
 from turnwise.types import PluginPin, PluginRecipe
 
 BUILTINS: Final = CORE
@@ -169,7 +170,7 @@ def load(recipe: PluginRecipe | None = None) -> Host:
     """
     recipe = recipe or PluginRecipe()
     allow = _allowed(recipe)
-    installed = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    installed = sorted(plugin_points(), key=lambda point: point.name)
     chosen = [point for point in installed if allow is None or point.name in allow]
     known = tuple(sorted({point.name for point in installed}))
     for name in sorted((allow or frozenset()) - {point.name for point in chosen}):
@@ -243,16 +244,15 @@ class _Loading:
         self.host.specs.collect(module, name)
 
     def _register(self, name: str) -> None:
-        check_hooks(self._modules[name], name, self._manager, self.host.kinds)
-        registers = {kind: _register(kind, name, self._manager, self.host) for kind in self.host.kinds}
+        hooks = check_hooks(self._modules[name], name, self._manager, self.host.kinds)
+        callers = {kind: hooks.get(f"register_{kind}") for kind in self.host.kinds}
+        registers = {kind: _register(kind, name, caller, self.host) for kind, caller in callers.items() if caller}
         registers = {kind: names for kind, names in registers.items() if names}
-        wrapping = self.host.wrapping
-        section = wrapping.section(name)
+        wraps = tuple(kind for kind in WRAPPED if f"wrap_{noun_of(kind)}" in hooks)
+        section = self.host.wrapping.section(name) if wraps or CONFIG_SECTION in hooks else None
         if section is not None:
             _check_section(section, name, self.host)
-        self.plugins[name] = evolve(
-            self.plugins[name], registers=registers, wraps=wrapping.kinds(name), section=section
-        )
+        self.plugins[name] = evolve(self.plugins[name], registers=registers, wraps=wraps, section=section)
 
 
 def _allowed(recipe: PluginRecipe) -> frozenset[str] | None:
@@ -304,8 +304,20 @@ def _imported(found: list[_Found], distributions: InstalledDistributions) -> obj
         raise PluginError(f"cannot be imported: {describe(error)}{missing}") from error
 
 
+class _Manager(pluggy.PluginManager):
+    """Looks past what cannot be a hook: pluggy looks up every name of a module in the way of `getattr_static`."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        if type(plugin) is ModuleType:
+            value = vars(plugin).get(name)
+            marked = isinstance(value, FunctionType) and f"{GROUP}_impl" in vars(value)
+            if not marked and not isinstance(value, (MethodType, classmethod, staticmethod)):
+                return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 def _make_manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager(GROUP)
+    manager = _Manager(GROUP)
     manager.add_hookspecs(hookspecs)
     return manager
 
@@ -318,13 +330,12 @@ def _check_section(section: Section, name: str, host: Host) -> None:
         raise PluginError(f"declares a section of {section.options!r}; expected an attrs class")
 
 
-def _register(kind: str, name: str, manager: pluggy.PluginManager, host: Host) -> tuple[str, ...]:
-    """Call a plugin's hook, if it has it, and return the names that it registered."""
+def _register(kind: str, name: str, caller: pluggy.HookCaller, host: Host) -> tuple[str, ...]:
+    """Call a plugin's hook, and return the names that it registered."""
     registry = host.registry(kind)
-    hook = f"register_{kind}"
-    for each in getattr(manager.hook, hook).get_hookimpls():
+    for each in caller.get_hookimpls():
         if each.plugin_name == name:
-            _call(each, registry, f"has a hook {hook!r}")
+            _call(each, registry, f"has a hook {caller.name!r}")
     entries = registry.of(name)
     for entry in entries:
         if not attrs.has(entry.config) or "name" in attrs.fields_dict(entry.config):

@@ -1,13 +1,17 @@
-"""Installed distributions, and the packages that they require and that are not installed, with the hint."""
+"""Installed distributions: the plugins that they name, and the packages that they require and that are missing."""
 
 from __future__ import annotations
 
+import email
+import os
 import re
-from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, distributions, entry_points
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 GROUP: Final = "turnwise"
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -28,7 +32,7 @@ class InstalledDistributions:
     """
     The installed distributions.
 
-    `importlib.metadata` parses a distribution's metadata for each question. Here they are parsed at the first one, so
+    `importlib.metadata` reads a distribution's metadata for each question. Here they are read at the first one, so
     an object is for one list of plugins: it does not see what is installed later.
     """
 
@@ -89,7 +93,7 @@ class InstalledDistributions:
     def load_hint(self, part: str, skipped: Sequence[str]) -> str:
         """Return a part of an error text: the plugin that has a part, or all of them if no extra names its package."""
         packages = [package for package, _extras in self._packages_of(part)]
-        points = [point for point in entry_points(group=GROUP) if point.name in skipped]
+        points = [point for point in plugin_points() if point.name in skipped]
         owners = [point.name for point in points if self.describe(point.dist).name in packages]
         return f"; installed but not loaded: {', '.join(owners or skipped)}" if skipped else ""
 
@@ -105,10 +109,46 @@ def _normalized(name: str) -> str:
     return _SEPARATORS.sub("-", name).lower()
 
 
+def plugin_points() -> list[EntryPoint]:
+    """Return the entry points of all installed plugins."""
+    # The files are read at each call: one may have changed in its place. Only which of the distributions have plugins
+    # is kept: most have none, and a search of all of them takes ten times as long.
+    return [
+        point for each in _plugin_distributions(_state_of_path()) for point in each.entry_points if point.group == GROUP
+    ]
+
+
+@lru_cache(maxsize=1)
+def _plugin_distributions(_state: Hashable) -> tuple[Distribution, ...]:
+    found = (point.dist for point in entry_points(group=GROUP))
+    return tuple({id(each): each for each in found if each is not None}.values())
+
+
+def _state_of_path() -> Hashable:
+    """Return what changes when a distribution is installed or removed; `importlib.metadata` trusts the same times."""
+    return (*((path, _state_of(path)) for path in sys.path), *sys.meta_path)
+
+
+def _state_of(path: str) -> Hashable:
+    try:
+        found = os.stat(path or ".")
+    except OSError:  # it need not exist
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
 def read_facts(distribution: Distribution) -> DistributionFacts:
-    """Parse the metadata of a distribution."""
-    metadata = distribution.metadata
-    requirements = metadata.get_all("Requires-Dist")
-    if requirements is None and distribution.read_text("requires.txt"):
-        requirements = distribution.requires  # of a distribution in the older form, an .egg-info folder
-    return DistributionFacts(metadata["Name"] or "", metadata["Version"] or "", tuple(requirements or ()))
+    """Read the metadata of a distribution; both files are those of `importlib.metadata`."""
+    facts = _parse_facts(distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "")
+    if not facts.requirements and distribution.read_text("requires.txt"):
+        # of a distribution in the older form, an .egg-info folder
+        return evolve(facts, requirements=tuple(distribution.requires or ()))
+    return facts
+
+
+@lru_cache(maxsize=512)
+def _parse_facts(text: str) -> DistributionFacts:
+    # Only the header: the page after it takes most of the time of the parser.
+    metadata = email.message_from_string(text.partition("\n\n")[0])
+    requirements = metadata.get_all("Requires-Dist") or ()
+    return DistributionFacts(metadata["Name"] or "", metadata["Version"] or "", tuple(requirements))

@@ -39,6 +39,12 @@ class TestLoading:
             found.append(load_chat(ModelSpec(path=folder)).stop_token_ids)
         assert found == [(258,), (258, 256), (258, 256, 261)]
 
+    def test_a_template_is_split_into_words_once(self, folder, monkeypatch):
+        """Each chat of a process asks which words its template has, and a text always has the same ones."""
+        load_chat(ModelSpec(path=folder))
+        monkeypatch.setattr("jinja2.lexer.Lexer.tokenize", None)
+        load_chat(ModelSpec(path=folder))
+
     @pytest.mark.parametrize("config", ["[]", "{", '{"eos_token_id": "x"}'])
     def test_broken_generation_config(self, folder, config):
         """A generation config that cannot be read is named."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from attrs import frozen
@@ -141,25 +142,31 @@ def contexts(turn: Turn, roles: Sequence[str]) -> Iterator[tuple[str, list[Plain
         yield "after the tool results of an earlier task", [*BASE, last, *results, answer, *BASE, last], []
 
 
-def adversarial_contents(sources: Sequence[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=64)
+def template_words(source: str) -> tuple[tuple[str, str], ...]:
+    """Return (kind, text) of each part of a Jinja source, in order; a text has the same ones in each chat."""
+    import jinja2
+
+    return tuple((token.type, token.value) for token in jinja2.Environment().lexer.tokenize(source))
+
+
+@lru_cache(maxsize=64)
+def adversarial_contents(sources: tuple[str, ...]) -> tuple[str, ...]:
     """
     Return contents made of the templates' own string literals.
 
     Besides white space, a template can treat only texts in a special way that it names itself. One content holds all
     literals. Literals that the template compares with, or tests the start or end of a text with, are separate contents.
     """
-    import jinja2
-
     literals: dict[str, None] = {}
     compared: dict[str, None] = {}
     for source in sources:
-        tokens = list(jinja2.Environment().lexer.tokenize(source))
-        for index, token in enumerate(tokens):
-            if token.type == "string" and token.value:
-                literals[token.value] = None
-                before = [(other.type, other.value) for other in tokens[max(index - 2, 0) : index]]
-                if not _COMPARISONS.isdisjoint(before):
-                    compared[token.value] = None
+        words = template_words(source)
+        for index, (kind, text) in enumerate(words):
+            if kind == "string" and text:
+                literals[text] = None
+                if not _COMPARISONS.isdisjoint(words[max(index - 2, 0) : index]):
+                    compared[text] = None
     edges = [f"{left}{literal}{right}" for literal in compared for left, right in (("", ""), ("x", ""), ("", "x"))]
     return (*([f"x {' x '.join(literals)} x"] if literals else []), *edges)
 

@@ -22,7 +22,7 @@ from turnwise.types import JsonDict, JsonObject, Message, TokenArray, ToolSchema
 from turnwise_chat_templates.byte_decoder import ByteDecoder
 from turnwise_chat_templates.contents import CUT, SPECIAL_TOKENS_METRIC
 from turnwise_chat_templates.picture_parts import has_pictures, plain_parts
-from turnwise_chat_templates.probe import Plain, common_start
+from turnwise_chat_templates.probe import Plain, common_start, template_words
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _ARGUMENTS = frozenset(
@@ -153,10 +153,8 @@ class Renderer:
     @cached_property
     def _words(self) -> frozenset[tuple[str, str]]:
         """(kind, text) of each name and text in the template."""
-        import jinja2
-
-        tokens = (token for source in self.sources for token in jinja2.Environment().lexer.tokenize(source))
-        return frozenset((token.type, token.value) for token in tokens if token.type in ("name", "string"))
+        words = (word for source in self.sources for word in template_words(source))
+        return frozenset((kind, text) for kind, text in words if kind in ("name", "string"))
 
     def check_options(self) -> None:
         """Raise `ConfigError` for an option that the template never names, such as a misspelt one."""

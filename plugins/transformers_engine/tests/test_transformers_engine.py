@@ -12,6 +12,7 @@ from turnwise.protocols import Resources
 from turnwise.types import FinishReason, SamplingParams
 from turnwise_testing.engines.scenarios import VOCAB_SIZE
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.layouts import slot_cache
 from turnwise_transformers_engine.manager.sampling import request_options
 
 
@@ -41,6 +42,21 @@ def test_logprobs_over_turns_equal_a_forward_pass(kind, temperature, request, se
     for token_ids, result in turns:
         assert_logprobs(result, model, token_ids, temperature=temperature)
     assert [result.num_cached_tokens > 0 for _, result in turns] == [False, True, True]
+
+
+def test_a_model_is_copied_for_layouts_only_if_another_decoder_runs_it(tiny_model, serve, ask, decoder, monkeypatch):
+    """The fused decoder runs no module of the model, so the copy can wait for a request with a layout."""
+    copies = []
+    copy_model = slot_cache._copy_with_shared_tensors
+    monkeypatch.setattr(slot_cache, "_copy_with_shared_tensors", lambda model: copies.append(1) or copy_model(model))
+
+    async def scenario(engine):
+        at_start = len(copies)
+        await engine.generate(ask())
+        return at_start, len(copies)
+
+    expected = 0 if decoder == "fused" else 1
+    assert serve(tiny_model, scenario) == (expected, expected)
 
 
 def test_eager_attention_gives_the_same_distribution(tiny_model, serve, ask, assert_logprobs):

@@ -51,7 +51,15 @@ def make_layout_decoder(config: TransformersConfig, backend: Backend, served: Se
     from turnwise_transformers_engine.layouts.decoder import LayoutDecoder
 
     routes = None if backend.routes is None else RouteStore(backend.routes.recorder)
-    return LayoutDecoder(backend.model, capacity, config.max_batch_tokens, config.seed, served=served, routes=routes)
+    return LayoutDecoder(
+        backend.model,
+        capacity,
+        config.max_batch_tokens,
+        config.seed,
+        served=served,
+        routes=routes,
+        alone=not isinstance(backend, ManagerBackend),
+    )
 
 
 def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeights, max_context: int) -> Backend:

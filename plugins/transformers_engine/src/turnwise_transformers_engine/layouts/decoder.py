@@ -60,6 +60,7 @@ class LayoutDecoder:
         seed: for requests without a seed; None draws one.
         served: the weights that it reads.
         routes: of the tokens in its cache; None if they are not returned.
+        alone: no other decoder runs the model.
         num_passes: forward passes so far.
         num_processed: tokens that the model has processed, padding included.
     """
@@ -70,6 +71,7 @@ class LayoutDecoder:
     seed: int | None = None
     served: ServedWeights = field(factory=ServedWeights, kw_only=True)
     routes: RouteStore | None = field(default=None, kw_only=True)
+    alone: bool = field(default=False, kw_only=True)
     num_passes: int = field(default=0, init=False)
     num_processed: int = field(default=0, init=False)
     _pool: PoolModel = field(init=False)
@@ -85,7 +87,7 @@ class LayoutDecoder:
     _pauses: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._pool, self._tree = PoolModel(self.model), ContextTree(self.capacity)
+        self._pool, self._tree = PoolModel(self.model, self.alone), ContextTree(self.capacity)
         self._thread = ThreadPoolExecutor(1, "layout-decoder")
         self._idle.set()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -121,14 +122,21 @@ class PoolModel:
 
     Attributes:
         model: provides the weights; its attention and config are not changed.
+        alone: nothing else runs the model. Then it is copied at the first pass, which many runs never have.
     """
 
     model: Any
+    alone: bool = False
     pool: SlotPool = field(factory=SlotPool, init=False)
-    _twin: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._twin = _copy_with_shared_tensors(self.model)
+        if not self.alone:
+            # Before the manager's thread runs the model: a module that runs may change while it is copied.
+            _ = self._twin
+
+    @cached_property
+    def _twin(self) -> Any:
+        return _copy_with_shared_tensors(self.model)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardInput, num_slots: int) -> Tensor:

@@ -9,6 +9,7 @@ other load on the machine affects all of them. On a busy machine read the ratios
     python benchmarks/decode_speed.py --baseline ../before --generate
     python benchmarks/decode_speed.py --vllm .venv-vllm/bin/python
     python benchmarks/decode_speed.py --model DIRECTORY --decoders --bfloat16
+    python benchmarks/decode_speed.py --model DIRECTORY --bfloat16 --generate --vllm .venv-vllm/bin/python
     python benchmarks/decode_speed.py --profile --requests 64
 
 Every round uses new random contexts, so a prefix cache has no effect.
@@ -26,7 +27,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from measurement import describe_machine, format_spread
@@ -41,6 +42,9 @@ _ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "generic": {"decoder": "generic"},
 }
 """Options of the embedded engine for each kind of worker."""
+
+_VLLM_DTYPES: dict[str, Literal["float32", "bfloat16"]] = {"vllm": "float32", "vllm-bfloat16": "bfloat16"}
+"""The dtype of vLLM's weights and cache for each kind of worker."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -57,7 +61,9 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="compare with the fused decoder without its parts, and with the generic one",
     )
-    parser.add_argument("--bfloat16", action="store_true", help="compare with products in bfloat16")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="compare with products in bfloat16, and --vllm in bfloat16 too"
+    )
     parser.add_argument("--generate", action="store_true", help="compare with `generate` on one padded batch")
     parser.add_argument("--static", action="store_true", help="as --generate, with a static cache")
     parser.add_argument(
@@ -66,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="print the operators that take most of the time")
     parser.add_argument(
         "--worker",
-        choices=[*_ENGINE_OPTIONS, "generate", "static", "vllm"],
+        choices=[*_ENGINE_OPTIONS, "generate", "static", *_VLLM_DTYPES],
         default=None,
         help=argparse.SUPPRESS,
     )
@@ -89,7 +95,9 @@ async def make_engine_decode(model: Path, max_context: int, **options: Any) -> t
     return await start_engine(TransformersEngine(config, Resources()))
 
 
-async def make_vllm_decode(model: Path, max_context: int) -> tuple[Decode, float]:
+async def make_vllm_decode(
+    model: Path, max_context: int, dtype: Literal["float32", "bfloat16"]
+) -> tuple[Decode, float]:
     """Start vLLM on one core; returns its sampler and the seconds of the start."""
     from turnwise.protocols import Resources
     from turnwise_vllm_engine import VllmConfig, VllmEngine
@@ -97,7 +105,8 @@ async def make_vllm_decode(model: Path, max_context: int) -> tuple[Decode, float
     config = VllmConfig(
         model=model,
         max_context=max_context,
-        kv_cache_bytes=512 << 20,
+        dtype=dtype,
+        kv_cache_bytes=2 << 30,
         num_threads=1,
         max_num_seqs=256,
         engine_args={"block_size": 32},
@@ -172,8 +181,10 @@ async def serve_rounds(arguments: argparse.Namespace) -> None:
         decode, start_s = await make_engine_decode(
             arguments.model, 2 * (arguments.context + arguments.tokens), **options
         )
-    elif arguments.worker == "vllm":
-        decode, start_s = await make_vllm_decode(arguments.model, 2 * (arguments.context + arguments.tokens))
+    elif arguments.worker in _VLLM_DTYPES:
+        decode, start_s = await make_vllm_decode(
+            arguments.model, 2 * (arguments.context + arguments.tokens), _VLLM_DTYPES[arguments.worker]
+        )
     else:
         decode, start_s = await make_generate_decode(arguments.model, static=arguments.worker == "static")
     print(json.dumps({"start_s": start_s}), flush=True)
@@ -258,7 +269,8 @@ def start_variants(arguments: argparse.Namespace) -> list[Variant]:
     if arguments.static:
         variants.append(Variant("static generate", "static", arguments))
     if arguments.vllm is not None:
-        variants.append(Variant("vllm", "vllm", arguments, python=arguments.vllm))
+        kinds = [*_VLLM_DTYPES] if arguments.bfloat16 else ["vllm"]
+        variants += [Variant(each, each, arguments, python=arguments.vllm) for each in kinds]
     return variants
 
 

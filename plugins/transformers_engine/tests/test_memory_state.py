@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from attrs import frozen
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TensorSpec, Weight
+from turnwise_testing.probes.mapped_files import resident_bytes
 from turnwise_transformers_engine.weights import updates
 
 PROGRAM = Path(__file__).with_name("memory_program.py")
@@ -69,6 +71,24 @@ def test_memory_of_each_level(large_model, decoder):
     assert used["awake"] - used["level 1"] > 0.8 * cache_bytes
     assert used["level 1"] - used["level 2"] > 0.9 * weights_bytes
     assert 0.9 * weights_bytes < used["weights awake"] - used["level 2"] < weights_bytes + 0.5 * cache_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which pages were written")
+def test_copied_weights_have_no_pages_of_the_file(tiny_model, serve, ask, tmp_path):
+    """The fused decoder has a copy of some weights; their pages of the model's file are not in memory beside it."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")  # other tests map the fixture's file
+    file = folder / "model.safetensors"
+
+    async def scenario(engine):
+        started = resident_bytes(file)
+        await engine.generate(ask())
+        used = resident_bytes(file)
+        await engine.sleep(1)
+        return started, used, resident_bytes(file)
+
+    started, used, asleep = serve(folder, scenario)
+
+    assert 0 == started == asleep < used
 
 
 def test_level_2_needs_every_weight(tiny_model, other_weights, serve, ask):

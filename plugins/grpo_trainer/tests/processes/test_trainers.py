@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+
 import pytest
 import torch
 from attrs import evolve
 from transformers import AutoModelForCausalLM
 
 from turnwise.weights.sources import source_of
-from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
+from turnwise_grpo_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.processes import trainers
 from turnwise_grpo_trainer.processes.sharding import LearnerSpec, load_local_trainer
+from turnwise_testing.probes.mapped_files import resident_bytes
 
 CONFIG = TrainConfig(optimizer=OptimizerConfig(lr=1e-2), policy=PolicyConfig(device="cpu"))
 GAE = evolve(CONFIG, algorithm=AlgorithmConfig(adv_estimator="gae", kl_loss_coef=0.1))
+LORA = evolve(CONFIG, lora=LoraConfig(rank=4), algorithm=AlgorithmConfig(kl_loss_coef=0.1))
 
 
 def load(spec, config=CONFIG):
@@ -77,7 +82,7 @@ def test_an_export_is_a_model_directory(spec, mixed, tmp_path):
     assert not {"notes.md"} & files
 
 
-@pytest.mark.parametrize("config", [CONFIG, GAE], ids=["grpo", "gae with reference"])
+@pytest.mark.parametrize("config", [CONFIG, GAE, LORA], ids=["grpo", "gae with reference", "lora with reference"])
 def test_offloading_changes_no_update(spec, mixed, config):
     """A trainer that is offloaded between its updates learns the same bits, any number of times."""
     plain, offloaded = load(spec, config), load(spec, config)
@@ -105,6 +110,21 @@ def test_offloading_returns_memory(spec, mixed, monkeypatch):
     trainer.offload_parameters()
 
     assert calls == ["returned", "weights to cpu", "returned"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which pages were written")
+def test_frozen_weights_leave_memory(spec, mixed, tmp_path):
+    """A new or offloaded trainer of adapters has no page of the model's file in memory: an engine has the weights."""
+    folder = shutil.copytree(spec.path, tmp_path / "model")  # other tests map the fixture's file
+    trainer = load(evolve(spec, path=folder), LORA)
+    assert 0 == resident_bytes(folder / "model.safetensors")
+    trainer.update(mixed, step=1, version=0)
+    assert resident_bytes(folder / "model.safetensors") > 0
+
+    trainer.offload_optimizer()
+    trainer.offload_parameters()
+
+    assert 0 == resident_bytes(folder / "model.safetensors")
 
 
 def test_memory_counts_every_model(spec, mixed):

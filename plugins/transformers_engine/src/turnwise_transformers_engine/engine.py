@@ -21,6 +21,7 @@ from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise.weights.finishing import finish, finish_in_thread
 from turnwise.weights.sleep import SleepState
+from turnwise_engine_support.freed_memory import release_file_pages
 from turnwise_engine_support.grammars import GrammarCompiler, supports_grammars
 from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.picture_families import supported_families, supports_pictures
@@ -120,6 +121,8 @@ class TransformersEngine:
         backend = await asyncio.to_thread(load_backend, self._config, self._spec, self._served, self._max_context)
         if self._ended:
             raise EngineError(f"the transformers engine {self._ended} while it was starting")
+        # The decoder has copied some weights, whose pages of the file nothing reads again.
+        release_file_pages(backend.model.parameters())
         self._vocab_size = int(backend.model.config.get_text_config().vocab_size)
         self._layouts = make_layout_decoder(self._config, backend, self._served, self._max_context)
         self._memory = MemoryState(backend, self._served)

@@ -70,7 +70,9 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         code=spec.code,
     )
     seed_torch(spec.seed, learner.rank)  # each process draws its own dropout
-    return LocalTrainer(learner, Path(model.path or "."))
+    trainer = LocalTrainer(learner, Path(model.path or "."))
+    trainer.release_unchanged()  # sizes were measured with a forward pass; an engine of this process loads next
+    return trainer
 
 
 def join_group(store: Store | None, *, rank: int, world_size: int, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from turnwise import RolloutBatch
 from turnwise.protocols.weights import WeightSource
 from turnwise.weights.sources import source_of
-from turnwise_engine_support.freed_memory import return_freed_memory
+from turnwise_engine_support.freed_memory import release_file_pages, return_freed_memory
 from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.lora import BaseModel
 from turnwise_grpo_trainer.learner.model_files import write_model
@@ -117,7 +117,12 @@ class LocalTrainer:
     def offload_parameters(self) -> None:
         for model in self._models():
             model.to("cpu")
+        self.release_unchanged()  # on a CPU nothing has moved
         return_freed_memory()
+
+    def release_unchanged(self) -> None:
+        """Take weights out of host memory that no update has changed, and that the model's file has."""
+        release_file_pages(_local_shard(each) for model in self._models() for each in model.parameters())
 
     def onload(self) -> None:
         for model in self._models():

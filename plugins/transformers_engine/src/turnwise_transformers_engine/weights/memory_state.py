@@ -19,7 +19,7 @@ from attrs import define, field
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import MemoryTag
 from turnwise.weights.sleep import drops_weights
-from turnwise_engine_support.freed_memory import return_freed_memory
+from turnwise_engine_support.freed_memory import release_file_pages, return_freed_memory
 from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.weights.adapters import AdapterMerger
 from turnwise_transformers_engine.weights.served_weights import ServedWeights
@@ -59,6 +59,7 @@ class MemoryState:
                 self.backend.free_cache()
             if drops_weights(level) or self.backend.model.device.type != "cpu":
                 self._free_weights(backup=not drops_weights(level))
+            release_file_pages(self.backend.model.parameters())
         return_freed_memory()
 
     def restore(self, tag: MemoryTag) -> None:

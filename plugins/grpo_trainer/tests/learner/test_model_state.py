@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,17 @@ import torch
 from attrs import evolve
 from safetensors.numpy import load_file
 from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from turnwise import ModelSpec
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import model_state
 from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.model_state import SCHEDULES_FILE, load_state, save_state
 from turnwise_grpo_trainer.learner.optimization import lr_factor
+from turnwise_testing.references.reference_model import random_qwen3
 
 COSINE = OptimizerConfig(lr=1e-3, lr_schedule="cosine", min_lr_ratio=0.05)
 CONFIG = TrainConfig(num_steps=2, optimizer=COSINE, policy=PolicyConfig(device="cpu"))
@@ -47,8 +52,40 @@ def test_a_restored_learner_makes_the_same_update(spec, mixed, tmp_path, config)
             assert all(torch.equal(tensor, weights[name]) for name, tensor in one.full_weights())
 
 
+class CountedCopies(TorchDispatchMode):
+    """Counts the bytes of the tensors that operators of torch make."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
+        own = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        self.num_bytes += sum(each.nbytes for each in own if each.untyped_storage().data_ptr() not in given)
+        return made
+
+
+def test_a_checkpoint_is_written_without_copies(mixed, tmp_path):
+    """Neither torch nor Python allocates as much as the tensors have, which go to the disk from where they are."""
+    random_qwen3(50_000).save_pretrained(tmp_path / "model")
+    learner = load(ModelSpec(path=tmp_path / "model"), CONFIG)
+    learner.update(mixed, step=1, version=0)
+    save_state(learner, tmp_path / "first")  # imports and caches are no copies
+
+    tracemalloc.start()
+    with CountedCopies() as copies:
+        save_state(learner, tmp_path / "state")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    written = sum(file.stat().st_size for file in (tmp_path / "state").glob("*.safetensors"))
+    assert written > 3 * sum(each.nbytes for each in learner.policy.model.parameters())
+    assert 0 == copies.num_bytes
+    assert peak < written / 4
+
+
 def test_files_have_a_limited_size(spec, mixed, tmp_path, monkeypatch):
-    """While torch writes a file, it has copies of the whole file in memory; a restart reads all of them."""
+    """A process that trains on a GPU copies one file to the host at a time; a restart reads all of them."""
     monkeypatch.setattr(model_state, "_FILE_BYTES", 1 << 15)
     first, second = load(spec, GAE), load(spec, GAE)
     first.update(mixed, step=1, version=0)

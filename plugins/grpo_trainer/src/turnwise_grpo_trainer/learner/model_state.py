@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -30,10 +30,11 @@ from turnwise.files import raise_disk_error
 from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.optimization import TrainableModel, find_frozen_names, find_tied_names
 from turnwise_grpo_trainer.learner.random_states import load_random_states, save_random_states
+from turnwise_grpo_trainer.learner.state_files import StateWriter
 
 SCHEDULES_FILE: Final = "schedules.json"
 _FILE_BYTES: Final = 1 << 27
-"""Of a file of tensors. While torch writes one, it has two copies of it in memory."""
+"""Of a file of tensors. A process that trains on a GPU has a copy of one file in host memory while it writes."""
 
 
 def save_state(learner: Learner, folder: Path) -> None:
@@ -41,7 +42,7 @@ def save_state(learner: Learner, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # By default torch would write a pickle beside the tensors, and load values that are no tensors from pickles.
     tensors = _tensors(learner)
-    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_number_files(tensors), save_distributed=True)
+    writer = StateWriter(folder, _number_files(tensors))
     _call_torch(save)(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
     if learner.rank == 0:
         steps = {name: trainable.schedule.last_epoch for name, trainable in _trainables(learner).items()}

@@ -311,7 +311,7 @@ class DiagnosticsConfig:
     Measurements that tell whether a training learns.
 
     Attributes:
-        noise_scale: measure the gradient noise scale and cosine, which keeps one more copy of the gradients.
+        noise_scale: measure the gradient noise scale and cosine, which keeps half a copy of the gradients.
         sequences: rows of each batch on which the new policy is compared with the old one after the update; 0 compares
             none.
     """

@@ -51,7 +51,10 @@ def estimate_noise(squares: Sequence[float], sizes: Sequence[float], whole: floa
 @define(eq=False)
 class NoiseMeter:
     """
-    Measures the gradients of an update. It keeps one copy of the gradients, and changes none.
+    Measures the gradients of an update, and changes none.
+
+    It keeps a copy of the gradients while a further share accumulates, rounded to bfloat16: half a copy. A length is
+    the root of a sum over all weights, so that their roundings, each of at most 1/256 and as often up as down, cancel.
 
     Each mini-batch is computed in shares, and their gradients are compared with the whole one. Mini-batches are not
     compared with each other, because the policy moves between them: after a long step the next gradient points back,
@@ -70,23 +73,26 @@ class NoiseMeter:
     _measured: list[tuple[list[float], Tensor]] = field(factory=list, init=False)
 
     @torch.no_grad()
-    def add_share(self, size: float) -> None:
+    def add_share(self, size: float, *, is_last: bool) -> None:
         """Measure how much a share of `size` groups added to the gradient of its mini-batch."""
         squares = []
         for number, parameter in enumerate(self.model.parameters()):
             if parameter.grad is None:
                 continue
             gradient = local_part(parameter.grad)
-            copy = self._copies.setdefault(number, torch.zeros_like(gradient))
-            squares.append(_squared_length(gradient - copy))
-            copy.copy_(gradient)
+            before = self._copies.pop(number, None)
+            squares.append(_squared_length(gradient if before is None else gradient - before))
+            if not is_last:
+                self._copies[number] = gradient.to(torch.bfloat16)
         self._squares.append(_total(squares))
         self._sizes.append(size)
 
+    @torch.no_grad()
     def end_mini_batch(self) -> None:
-        """Call it after the last share of a mini-batch."""
+        """Call it after the last share of a mini-batch, while the model has the gradient."""
         if len(self._sizes) > 1:
-            whole = _total([_squared_length(each) for each in self._copies.values()])
+            gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+            whole = _total([_squared_length(local_part(each)) for each in gradients])
             self._measured.append((self._sizes, torch.stack([*self._squares, whole])))
         self._copies, self._squares, self._sizes = {}, [], []
 

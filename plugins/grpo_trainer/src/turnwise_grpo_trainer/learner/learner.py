@@ -302,7 +302,7 @@ class Learner:
         rows = rows.with_columns(weights=weights)
         rows = rows if needs_all_rows(self.config, has_critic=self.critic is not None) else drop_unmeasured(rows)
         shares = part.shares if meter is not None else [Share(range(len(rows)), part.num_groups)]
-        for share in shares:
+        for number, share in enumerate(shares, 1):
             with self._meter.stage("forward_backward"):
                 plan = self._packing.plan(rows, self.world_size, share.rows)
                 metrics.forwarded_tokens += plan.forwarded_tokens
@@ -313,7 +313,7 @@ class Learner:
                     log_probs[micro.tokens] += self._backward(rows, micro, scale, metrics)
             if meter is not None:
                 with self._meter.stage("diagnostics"):
-                    meter.add_share(share.num_groups)
+                    meter.add_share(share.num_groups, is_last=number == len(shares))
         if meter is not None:
             meter.end_mini_batch()
         metrics.reduce(self._all_reduce)

@@ -165,8 +165,11 @@ class ScriptedBackend:
         return self.endpoint if model == "judge" else None
 
     @asynccontextmanager
-    async def forwarding(self):
-        yield self.forwarded.append
+    async def forwarding(self, describe):
+        try:
+            yield
+        finally:
+            self.forwarded.append(describe())
 
     def note_refusal(self, call, refusal):
         self.refusals.append(refusal)

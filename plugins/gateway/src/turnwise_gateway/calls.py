@@ -241,12 +241,16 @@ class OtherModels(Protocol):
     def find_endpoint(self, model: str) -> Endpoint | None:
         """Return the server of a model by the name that an agent sends; None for the policy."""
 
-    def forwarding(self) -> AbstractAsyncContextManager[Callable[[ForwardedCall], None]]:
+    def forwarding(self, describe: Callable[[], ForwardedCall]) -> AbstractAsyncContextManager[None]:
         """
-        Hold the session while another server answers a call; the value takes note of the answered call.
+        Hold the session while another server answers a call.
+
+        Args:
+            describe: returns the call with all that the other server has answered so far. It is noted at the end of the
+                call, or at the end of the session, which cancels the call.
 
         Raises:
-            CallRefusedError: the session is over, or has made all its calls.
+            CallRefusedError: the session is over or ends, or has made all its calls.
         """
 
 

@@ -59,6 +59,24 @@ class Forwarding:
         return f"{self.endpoint.base_url.rstrip('/')}/{self.path}"
 
 
+@define
+class _Received:
+    """The response of another server so far; the status is 0 before its head."""
+
+    forwarding: Forwarding
+    status: int = 0
+    parts: list[bytes] = field(factory=list)
+
+    def describe(self) -> ForwardedCall:
+        return ForwardedCall(
+            path=f"/v1/{self.forwarding.path}",
+            model=self.forwarding.model,
+            body=self.forwarding.body,
+            status=self.status,
+            response=b"".join(self.parts),
+        )
+
+
 async def find_forwarding(
     request: web.BaseRequest, route: Route, body: bytes, backend: SessionBackend
 ) -> Forwarding | None:
@@ -100,39 +118,36 @@ class Forwarder:
         Answer a request by the response of another server, while it comes.
 
         Raises:
-            CallRefusedError: the session is over, or the other server cannot be reached or does not answer in time.
+            CallRefusedError: the session is over or ends, or the other server cannot be reached or does not answer in
+                time.
         """
-        response, parts = web.StreamResponse(headers=SERVER_HEADERS), list[bytes]()
-        status = 0
-        async with backend.others.forwarding() as note:
-            try:
-                async with self._post(forwarding) as received:
-                    status = received.status
-                    response.set_status(status)
-                    response.headers.update(_read_headers(received.headers))
-                    async for part in received.content.iter_any():
-                        parts.append(part)
-                        await self._write(request, response, part)
-                await self._write(request, response, None)
-            except _ClientLeftError:
-                return response
-            except (aiohttp.ClientError, TimeoutError) as error:
-                if not response.prepared:
-                    text = f"the server of the model {forwarding.model!r} failed: {type(error).__name__}"
-                    raise CallRefusedError("endpoint", text) from error
+        response = web.StreamResponse(headers=SERVER_HEADERS)
+        received = _Received(forwarding)
+        try:
+            async with backend.others.forwarding(received.describe):
+                await self._pass_on(request, response, received)
+        except _ClientLeftError:
+            return response
+        except (aiohttp.ClientError, TimeoutError, CallRefusedError) as error:
+            if response.prepared:
                 if request.transport is not None:  # half a response must not pass for a whole
                     request.transport.close()
-            finally:
-                note(
-                    ForwardedCall(
-                        path=f"/v1/{forwarding.path}",
-                        model=forwarding.model,
-                        body=forwarding.body,
-                        status=status,
-                        response=b"".join(parts),
-                    )
-                )
+                return response
+            if isinstance(error, CallRefusedError):
+                raise
+            text = f"the server of the model {forwarding.model!r} failed: {type(error).__name__}"
+            raise CallRefusedError("endpoint", text) from error
         return response
+
+    async def _pass_on(self, request: web.BaseRequest, response: web.StreamResponse, received: _Received) -> None:
+        async with self._post(received.forwarding) as answer:
+            received.status = answer.status
+            response.set_status(answer.status)
+            response.headers.update(_read_headers(answer.headers))
+            async for part in answer.content.iter_any():
+                received.parts.append(part)
+                await self._write(request, response, part)
+        await self._write(request, response, None)
 
     def _post(self, forwarding: Forwarding) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._http is None:

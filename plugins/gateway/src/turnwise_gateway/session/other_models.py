@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -10,7 +11,7 @@ from attrs import define, field
 
 from turnwise import Episode
 from turnwise.record.outside_call import OutsideCall, shorten
-from turnwise_gateway.calls import ForwardedCall
+from turnwise_gateway.calls import CallRefusedError, ForwardedCall
 from turnwise_gateway.models import Endpoint, is_pattern
 from turnwise_gateway.session.door import SessionDoor
 from turnwise_gateway.session.options import SessionOptions
@@ -38,6 +39,7 @@ class ForwardedCalls:
     admit: Callable[[], None]
     count: Callable[[str, float], None]
     noted: list[OutsideCall] = field(factory=list, init=False)
+    _running: dict[asyncio.Timeout, Callable[[], ForwardedCall]] = field(factory=dict, init=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,11 +63,33 @@ class ForwardedCalls:
         return found if isinstance(found, Endpoint) else None
 
     @asynccontextmanager
-    async def forwarding(self) -> AsyncIterator[Callable[[ForwardedCall], None]]:
+    async def forwarding(self, describe: Callable[[], ForwardedCall]) -> AsyncIterator[None]:
         async with self.door.holding():
             with self.door.inside():  # an agent that waits for another model is not idle
                 self.admit()
-                yield self._note
+                try:
+                    async with asyncio.timeout(None) as scope:  # without a deadline, until `end` sets one
+                        self._running[scope] = describe
+                        try:
+                            yield
+                        finally:
+                            self._finish(scope)
+                except TimeoutError as error:
+                    if not scope.expired():
+                        raise
+                    raise CallRefusedError("session_closed", "the session has ended") from error
+
+    def end(self) -> None:
+        """Note all running calls as they are, and cancel them: another server may never answer."""
+        now = asyncio.get_running_loop().time()
+        for scope in list(self._running):
+            # Noted here and not when the handler is cancelled, because the records of the episode may close before.
+            self._finish(scope)
+            scope.reschedule(now)
+
+    def _finish(self, scope: asyncio.Timeout) -> None:
+        if (describe := self._running.pop(scope, None)) is not None:
+            self._note(describe())
 
     def _note(self, call: ForwardedCall) -> None:
         self.count("forwarded_calls", 1)

@@ -182,8 +182,9 @@ class Session:
         self.changed.set()
 
     def refuse_calls(self) -> None:
-        """Refuse further calls and end all sampling; answers on their way are still delivered."""
+        """Refuse further calls, end all sampling and calls of other servers; still deliver answers on their way."""
         self._is_over, self._left.finishes = True, False
+        self.others.end()
         self.ending.set()
         self.changed.set()
         for shared in list(self._kept.in_flight):

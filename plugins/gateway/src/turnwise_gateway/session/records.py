@@ -25,6 +25,7 @@ from turnwise_gateway.session.call_ids import CallIds
 from turnwise_gateway.session.contexts import Context, check_pictures, context_full, digest, equals_joined
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.rendering import Rendering, render_prompt
+from turnwise_gateway.tree.joined_turns import is_part, join_turns
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import ReadCalls, Split, is_plain, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationNode, ConversationTree, Match, last_turn, messages_between
@@ -196,9 +197,12 @@ class SessionRecords:
         start, known = self._prepared.find(None, call.messages) or (0, _Prepared())
         if not known.unnamed.isdisjoint(self._tool_names):
             start, known = 0, _Prepared()  # a tool of these messages was not known before
+        given, tree = call.messages, self.tree(call.model)
+        if any(map(partial(is_part, tree), given[start:])):  # the other parts may be among the known messages
+            start, known, given = 0, _Prepared(), join_turns(tree, given)
         messages, in_head, tools, unnamed = list(known.messages), known.in_head, dict(known.tools), set(known.unnamed)
-        for index in range(start, len(call.messages)):
-            message = call.messages[index]
+        for index in range(start, len(given)):
+            message = given[index]
             in_head = in_head and message["role"] == "system"
             tools.update(_name_tools(message))
             messages.append(message if in_head else self._prepare_message(index, message, tools))

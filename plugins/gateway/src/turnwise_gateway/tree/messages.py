@@ -43,6 +43,7 @@ TOLERANCES: Final = (
     "stop_string",
     "think_text",
     "calls_as_text",
+    "calls_apart",
 )
 """Names of the differences that an echo may have; see the README of this package."""
 
@@ -50,6 +51,10 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _OPEN, _CLOSE = "<think>", "</think>"
 _MAX_EXACT: Final = 2**53
 """Below it every whole number is a double, so that `1.0` and `1` have the same value in every client."""
+
+
+class JoinedTurn(dict[str, Any]):
+    """A message whose calls a client has sent in several ones; see `turnwise_gateway.tree.joined_turns`."""
 
 
 @frozen
@@ -118,6 +123,14 @@ def split_think(text: str) -> tuple[str, str]:
     if not found or (_OPEN in before and opening.strip()):
         return "", text
     return (inside if _OPEN in before else before), rest
+
+
+def call_ids(messages: Sequence[Message]) -> Iterable[str]:
+    """Yield the ids of calls, the last first."""
+    for message in reversed(messages):
+        if message.get("tool_call_id"):
+            yield message["tool_call_id"]
+        yield from (call["id"] for call in reversed(message.get("tool_calls") or ()) if call.get("id"))
 
 
 def is_plain(message: Message) -> bool:
@@ -208,7 +221,7 @@ def name_tolerances(
         split: as for `normalise`.
         is_written: the two agree only in the forms of `normalise_written`.
     """
-    found = set()
+    found = {"calls_apart"} if isinstance(echo, JoinedTurn) else set()
     content, echoed = own.get("content"), echo.get("content")
     if is_written:
         found.add("calls_as_text")

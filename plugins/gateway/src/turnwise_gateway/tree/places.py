@@ -22,6 +22,7 @@ from turnwise_gateway.tree.messages import (
     NormalForm,
     ReadCalls,
     Split,
+    call_ids,
     name_tolerances,
     normalise,
     normalise_written,
@@ -213,7 +214,7 @@ class ConversationTree(Generic[T]):
     def add(self, place: ConversationNode[T], messages: Iterable[Message]) -> ConversationNode[T]:
         """Return the place after further messages, which are not the model's; known ones are found."""
         for message in messages:
-            form = normalise(message, self.split, self._defaults)
+            form = self.normalise(message)
             known = [child for child in place.children if child.agrees(form) and not child.is_turn]
             if not known:
                 known = [ConversationNode(place, message, form, seen=message)]
@@ -231,7 +232,7 @@ class ConversationTree(Generic[T]):
             stops: texts that may end the turn and are no part of the message. Its echo may have one of them, also if
                 another one, or none, has ended the turn: smolagents closes the code of each turn.
         """
-        form = normalise(message, self.split, self._defaults)
+        form = self.normalise(message)
         ends = tuple(filter(None, (stop.strip() for stop in stops)))
         turn: ConversationNode[T] = ConversationNode(place, message, form, is_turn=True, stops=ends)
         self._attach(place, turn)
@@ -246,6 +247,10 @@ class ConversationTree(Generic[T]):
             self._forget_trails()
         for call in turn.message.get("tool_calls") or ():
             self._owners.pop(call["id"], None)
+
+    def normalise(self, message: Message) -> NormalForm:
+        """Return the form in which a message of a request is compared."""
+        return normalise(message, self.split, self._defaults)
 
     def owner(self, call_id: str) -> ConversationNode[T] | None:
         """Return the turn that has a call with this id."""
@@ -299,7 +304,7 @@ class ConversationTree(Generic[T]):
         # One child alone: among turns with the same text, each must be found. An empty message may also be skipped.
         if len(children) == 1 and children[0].seen == message and not children[0].form.is_empty_turn:
             return [_Step(children[0], index + 1, steps[0], None, steps[0].num_empty)]
-        form = normalise(message, self.split, self._defaults)
+        form = self.normalise(message)
         following = [
             _Step(child, index + 1, step, message, step.num_empty)
             for step in steps
@@ -336,7 +341,7 @@ class ConversationTree(Generic[T]):
         """Return one of the steps that fit: behind a turn of the model, with the request's last call id, and deep."""
         if len(steps) == 1:
             return steps[0]
-        owner = next((self._owners[each] for each in _call_ids(messages) if each in self._owners), None)
+        owner = next((self._owners[each] for each in call_ids(messages) if each in self._owners), None)
 
         def order(step: _Step[T]) -> tuple[bool, bool, int, bool, int, int]:
             is_owned = owner is not None and step.place.within(owner)
@@ -390,11 +395,3 @@ def messages_between(turn: ConversationNode[T], place: ConversationNode[T]) -> l
         messages.append(place.message)
         place = place.parent
     return messages[::-1]
-
-
-def _call_ids(messages: Sequence[Message]) -> Iterable[str]:
-    """Yield the ids of calls, the last first."""
-    for message in reversed(messages):
-        if message.get("tool_call_id"):
-            yield message["tool_call_id"]
-        yield from (call["id"] for call in reversed(message.get("tool_calls") or ()) if call.get("id"))

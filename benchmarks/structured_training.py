@@ -55,7 +55,7 @@ train:
   num_steps: {steps}
   tasks_per_step: 16
   algorithm: {{adv_estimator: grpo, clip_ratio_high: 0.28, ppo_mini_batch_size: 64, old_log_probs: rollout}}
-  optimizer: {{lr: 1.2e-3, noise_adaptive: true, betas: [0.9, 0.95], grad_clip: 0.2, weight_decay: 0.0}}
+  optimizer: {{lr: {lr}, noise_adaptive: true, betas: [0.9, 0.95], grad_clip: 0.2, weight_decay: 0.0}}
   policy: {{device: cpu, max_tokens_per_micro_batch: 4096, num_threads: 1}}
 """
 
@@ -75,11 +75,11 @@ def teach(python: Path, out: Path) -> Path:
     return model
 
 
-def train(name: str, python: Path, out: Path, model: Path, steps: int) -> None:
-    """Train with the program at the side of the run."""
+def train(name: str, python: Path, out: Path, model: Path, **values: float) -> None:
+    """Train with the program at the side of the run; the values are those of the config."""
     control, log = out / "control.json", out / "program.jsonl"
     prompt_length = 1400
-    places = {"model": model, "tasks": TASKS, "control": control, "prompt_length": prompt_length, "steps": steps}
+    places = {"model": model, "tasks": TASKS, "control": control, "prompt_length": prompt_length, **values}
     (out / "train.yaml").write_text(CONFIG.format(**places), encoding="utf-8")
     with (out / "program.txt").open("w", encoding="utf-8") as output:
         program = [str(python), f"{name}_program.py", str(control), str(log)]
@@ -121,6 +121,12 @@ def read_curve(log: Path) -> list[dict[str, float]]:
     return curve
 
 
+def read_rates(metrics: Path) -> dict[int, float]:
+    """Return the learning rate of each step's update; 0 where the weights stayed."""
+    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    return {line["step"]: line["actor/lr"] for line in lines if "actor/lr" in line}
+
+
 def draw(curve: list[dict[str, float]], title: str, out: Path) -> None:
     """Draw the curve: reward and share of valid replies from 0 to 1, and retries of an episode."""
     with rc_context(STYLE):
@@ -142,15 +148,18 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True, help="Python of the environment that has the library")
     parser.add_argument("--out", type=Path, required=True, help="new folder")
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=1.2e-3, help="0 shows what the start gets on the same tasks")
     parser.add_argument("--model", type=Path, help="folder of a model; DSPy's is taught without it")
     arguments = parser.parse_args()
-    out = arguments.out.absolute()
+    out, python = arguments.out.absolute(), arguments.python.absolute()
     out.mkdir(parents=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     model = arguments.model and arguments.model.absolute()
-    model = model or (teach(arguments.python, out) if arguments.program == "dspy" else model_dir())
-    train(arguments.program, arguments.python.absolute(), out, model, arguments.steps)
+    model = model or (teach(python, out) if arguments.program == "dspy" else model_dir())
+    train(arguments.program, python, out, model, steps=arguments.steps, lr=arguments.lr)
     curve = read_curve(out / "program.jsonl")
+    rates = read_rates(out / "train" / "metrics.jsonl")
+    curve = [{**line, "lr": rates.get(line["step"], 0.0)} for line in curve]
     (out / "curve.json").write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
     draw(curve, f"{arguments.program}, structured_output: wish", out / "curve.svg")
     for line in curve:

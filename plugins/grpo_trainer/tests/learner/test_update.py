@@ -17,6 +17,7 @@ from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.log_probs import token_log_probs
 from turnwise_grpo_trainer.learner.micro_batches import collate, pack_by_tokens, shard
 from turnwise_grpo_trainer.learner.models import load_policy
+from turnwise_grpo_trainer.learner.update_metrics import gap_metrics
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.rows import TokenRows
 
@@ -251,6 +252,14 @@ def test_the_gap_is_that_of_the_rollout(spec, conversations):
     assert 0.25 == pytest.approx(metrics["gap/max"], abs=1e-5)
     assert np.exp(0.25) - 0.25 - 1 == pytest.approx(metrics["gap/kl"], abs=1e-5)
     assert np.exp(0.25) == pytest.approx(metrics["actor/tis_mean"], abs=1e-5)
+
+
+def test_nothing_compared_is_no_gap(conversations):
+    """A mini-batch without a measured token reports no difference, which would be a perfect one."""
+    rows = TokenRows.from_batch(conversations, compute_loss_mask(conversations))
+    rows = rows.with_columns(measured=torch.zeros(len(rows["input_ids"]), dtype=torch.bool))
+
+    assert {"gap/tokens": 0.0} == gap_metrics(rows, torch.zeros(len(rows["input_ids"])), version=0)
 
 
 def test_threads_of_torch(spec):

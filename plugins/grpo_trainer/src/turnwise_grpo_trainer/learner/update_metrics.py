@@ -135,6 +135,8 @@ def gap_metrics(rows: TokenRows, log_probs: Tensor, version: int) -> dict[str, f
     """
     Compare with the rollout's log-probabilities, on measured tokens of this weight version or, without any, on all.
 
+    Without a measured token there is no difference to report, and a 0 would look like a perfect one.
+
     Args:
         rows: with the column `measured`.
         log_probs: (N,) of the policy before the update, on the measured tokens.
@@ -143,12 +145,14 @@ def gap_metrics(rows: TokenRows, log_probs: Tensor, version: int) -> dict[str, f
     targets = rows["measured"].nonzero().squeeze(1)
     fresh = targets[rows["weight_versions"][targets] == version]
     chosen = fresh if len(fresh) else targets
+    counts = {"gap/tokens": float(len(chosen))}
+    if not len(chosen):
+        return counts
     gap = log_prob_gap(log_probs[chosen], rows["rollout_log_probs"][chosen])
-    return {
+    return counts | {
         "gap/mean": gap.mean,
         "gap/max": gap.max,
         "gap/max_relative": gap.max_relative,
         "gap/kl": gap.kl,
-        "gap/tokens": float(gap.num_tokens),
-        "gap/fresh": len(fresh) / max(len(targets), 1),
+        "gap/fresh": len(fresh) / len(targets),
     }

@@ -67,7 +67,8 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "gap/*": "Difference between the log-probabilities of trainer and rollout: `mean`, `max`, `max_relative`, `kl`; the"
     " compared `tokens`, and the `fresh` share of the measured tokens that the current weights sampled. If there are"
     " fresh ones, only these are compared. With `old_log_probs: rollout` and mini-batches, only those of the first"
-    " mini-batch are, because no pass over the whole batch comes before it.",
+    " mini-batch are, because no pass over the whole batch comes before it. With no token to compare, `tokens` is 0 and"
+    " the others are missing.",
     "buffer/*": "Staleness of the oldest group of the batch in weight versions, and counts of groups since the start.",
     "sync/*": "Of a weight update, such as `bytes`.",
     "switch/*": "Seconds and bytes of the stages of a memory switch.",

@@ -10,6 +10,7 @@ other load on the machine affects all of them. On a busy machine read the ratios
     python benchmarks/decode_speed.py --vllm .venv-vllm/bin/python
     python benchmarks/decode_speed.py --model DIRECTORY --decoders --bfloat16
     python benchmarks/decode_speed.py --model DIRECTORY --bfloat16 --generate --vllm .venv-vllm/bin/python
+    python benchmarks/decode_speed.py --model DIRECTORY --llama .venv-llama/bin/python --llama-model FILE.gguf
     python benchmarks/decode_speed.py --profile --requests 64
 
 Every round uses new random contexts, so a prefix cache has no effect.
@@ -46,6 +47,9 @@ _ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
 _VLLM_DTYPES: dict[str, Literal["float32", "bfloat16"]] = {"vllm": "float32", "vllm-bfloat16": "bfloat16"}
 """The dtype of vLLM's weights and cache for each kind of worker."""
 
+_LLAMA_UNIFIED = {"llama.cpp": False, "llama.cpp-unified": True}
+"""Whether all rows share one buffer of llama.cpp's cache, for each kind of worker."""
+
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
@@ -69,14 +73,30 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--vllm", type=Path, metavar="PYTHON", help="compare with vLLM, with the Python of an environment that has it"
     )
+    parser.add_argument(
+        "--llama",
+        type=Path,
+        metavar="PYTHON",
+        help="compare with llama.cpp, with the Python of an environment that has llama_cpp, numpy and psutil",
+    )
+    parser.add_argument(
+        "--llama-model", type=Path, nargs="+", metavar="FILE.gguf", help="the files of --llama, compared one by one"
+    )
+    parser.add_argument(
+        "--llama-unified", action="store_true", help="compare --llama with one cache for all rows (kv_unified) too"
+    )
     parser.add_argument("--profile", action="store_true", help="print the operators that take most of the time")
     parser.add_argument(
         "--worker",
-        choices=[*_ENGINE_OPTIONS, "generate", "static", *_VLLM_DTYPES],
+        choices=[*_ENGINE_OPTIONS, "generate", "static", *_VLLM_DTYPES, *_LLAMA_UNIFIED],
         default=None,
         help=argparse.SUPPRESS,
     )
     arguments = parser.parse_args()
+    if (arguments.llama is None) != (arguments.llama_model is None):
+        parser.error("--llama and --llama-model need each other")
+    if arguments.llama_unified and arguments.llama is None:
+        parser.error("--llama-unified needs --llama")
     if arguments.model is None:
         from turnwise_calculator_demo import model_dir
 
@@ -168,25 +188,42 @@ async def make_generate_decode(model_folder: Path, *, static: bool) -> tuple[Dec
     return decode, start_s
 
 
-async def serve_rounds(arguments: argparse.Namespace) -> None:
-    """Measure rounds that are requested on standard input, one JSON line each, until it ends."""
-    import numpy as np
+def make_llama_decode(file: Path, max_context: int, *, unified: bool) -> tuple[Decode, float]:
+    """Load a model with llama.cpp; returns its sampler and the seconds of the start."""
+    from llama_decoding import LlamaDecoder
+
+    started = time.perf_counter()
+    decoder = LlamaDecoder(file, max_context, unified=unified)
+    start_s = time.perf_counter() - started
+
+    async def decode(contexts: list[list[int]], num_tokens: int) -> int:
+        return decoder.decode(contexts, num_tokens)
+
+    return decode, start_s
+
+
+async def make_decode(arguments: argparse.Namespace) -> tuple[Decode, float]:
+    """Start the worker's kind of variant; returns its sampler and the seconds of the start."""
+    kind, length = arguments.worker, arguments.context + arguments.tokens
+    if kind in _LLAMA_UNIFIED:
+        return make_llama_decode(arguments.model, length, unified=_LLAMA_UNIFIED[kind])
     import structlog
     import torch
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     torch.set_num_threads(1)
-    if arguments.worker in _ENGINE_OPTIONS:
-        options = _ENGINE_OPTIONS[arguments.worker]
-        decode, start_s = await make_engine_decode(
-            arguments.model, 2 * (arguments.context + arguments.tokens), **options
-        )
-    elif arguments.worker in _VLLM_DTYPES:
-        decode, start_s = await make_vllm_decode(
-            arguments.model, 2 * (arguments.context + arguments.tokens), _VLLM_DTYPES[arguments.worker]
-        )
-    else:
-        decode, start_s = await make_generate_decode(arguments.model, static=arguments.worker == "static")
+    if kind in _ENGINE_OPTIONS:
+        return await make_engine_decode(arguments.model, 2 * length, **_ENGINE_OPTIONS[kind])
+    if kind in _VLLM_DTYPES:
+        return await make_vllm_decode(arguments.model, 2 * length, _VLLM_DTYPES[kind])
+    return await make_generate_decode(arguments.model, static=kind == "static")
+
+
+async def serve_rounds(arguments: argparse.Namespace) -> None:
+    """Measure rounds that are requested on standard input, one JSON line each, until it ends."""
+    import numpy as np
+
+    decode, start_s = await make_decode(arguments)
     print(json.dumps({"start_s": start_s}), flush=True)
     for line in iter(sys.stdin.readline, ""):
         order = json.loads(line)
@@ -271,6 +308,11 @@ def start_variants(arguments: argparse.Namespace) -> list[Variant]:
     if arguments.vllm is not None:
         kinds = [*_VLLM_DTYPES] if arguments.bfloat16 else ["vllm"]
         variants += [Variant(each, each, arguments, python=arguments.vllm) for each in kinds]
+    if arguments.llama is not None:
+        kinds = [*_LLAMA_UNIFIED] if arguments.llama_unified else ["llama.cpp"]
+        for file in arguments.llama_model:
+            own = argparse.Namespace(**{**vars(arguments), "model": file})
+            variants += [Variant(f"{each} {file.stem}", each, own, python=arguments.llama) for each in kinds]
     return variants
 
 
@@ -292,10 +334,11 @@ def compare(arguments: argparse.Namespace) -> None:
 def print_rates(variants: list[Variant], requests: int) -> None:
     """Print the rates with one number of requests; the first round warms up."""
     own = variants[0].rates[requests][1:]
+    width = max(len(each.name) for each in variants)
     for each in variants:
         rates = each.rates[requests][1:]
         columns = [format_spread([rate[name] for rate in rates], 0) for name in ("rate", "cpu_rate")]
-        line = f"{requests:4d} requests  {each.name:16s} {columns[0]:26s} {columns[1]:26s}"
+        line = f"{requests:4d} requests  {each.name:{width}s} {columns[0]:26s} {columns[1]:26s}"
         if each is not variants[0]:
             ratios = [mine["cpu_rate"] / its["cpu_rate"] for mine, its in zip(own, rates, strict=True)]
             wall = statistics.median(mine["rate"] / its["rate"] for mine, its in zip(own, rates, strict=True))

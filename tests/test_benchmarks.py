@@ -46,6 +46,17 @@ def test_a_benchmark_measures(name):
     assert any(character.isdigit() for character in done.stdout)
 
 
+@pytest.mark.parametrize("options", [("--llama", "python"), ("--llama-model", "a.gguf"), ("--llama-unified",)])
+def test_options_of_llama_need_each_other(options):
+    """A comparison with llama.cpp without its model file, or without its interpreter, ends before a process starts."""
+    command = [sys.executable, FOLDER / "decode_speed.py", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+    assert 2 == done.returncode
+    assert "--llama" in done.stderr.splitlines()[-1]
+    assert not done.stdout
+
+
 def test_tokens_of_episodes_are_counted(tmp_path):
     """Eight samples of a prompt share it, and a branch shares its turn; a file without a trained row has no tokens."""
     prompt = Trajectory(range(10))

@@ -26,7 +26,7 @@ NO_TOOLS = (
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-REAL = ("train_real.yaml", "real_tools.yaml")
+REAL = ("train_real.yaml", "real_tools.yaml", "real_tool_sums.yaml")
 SMALL = {
     "rollout": ["data.limit=8"],
     "train": ["train.num_steps=1", "rollout.n=2", "train.algorithm.ppo_mini_batch_size=4"],
@@ -45,7 +45,8 @@ def test_the_page_names_each_stage() -> None:
     """Demonstrations, fine-tuning, reinforcement learning and export, with an evaluation after each training."""
     first, *names = [command[0] for command in page_commands()]
     assert first == "train"
-    assert names == ["eval", "rollout", "convert", "convert", "sft", "eval", "train", "eval", "export", "rollout"]
+    demonstrations = ["rollout", "convert", "convert", "sft"]
+    assert names == ["eval", *demonstrations, "eval", "train", "eval", *demonstrations, "train", "export", "rollout"]
 
 
 @pytest.mark.slow

@@ -94,6 +94,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "examples/real_single_turn.yaml": ("model.path: there is no file", _MODEL),
     "examples/bfcl.yaml": ("model.path: there is no file", _MODEL),
     "examples/real_tools.yaml": ("model.path: there is no file", _MODEL),
+    "examples/real_tool_sums.yaml": ("model.path: there is no file", _MODEL),
     "examples/train_real.yaml": ("model.path: there is no file", _MODEL),
 }
 """The text of the refusal of a block or an example, on one runtime or on both, and its reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -99,6 +100,17 @@ def test_files_have_a_limited_size(spec, mixed, tmp_path, monkeypatch):
     assert len(files) < sum(map(len, files)) / 2
     weights = dict(second.policy.full_weights())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in first.policy.full_weights())
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_who_may_read_a_checkpoint(spec, tmp_path, umask):
+    """The umask decides, as with the other files of a training; safetensors makes private files."""
+    before = os.umask(umask)
+    try:
+        save_state(load(spec, CONFIG), tmp_path / "state")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode) for path in (tmp_path / "state").iterdir()} == {oct(0o100666 & ~umask)}
 
 
 def test_the_random_numbers_continue(spec, tmp_path):

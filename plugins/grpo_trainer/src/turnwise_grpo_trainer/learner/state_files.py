@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from turnwise.files import share_weights
+
 
 class StateWriter(HuggingFaceStorageWriter):
     """
@@ -43,6 +45,7 @@ class StateWriter(HuggingFaceStorageWriter):
             tensors = {item.index.fqn: _on_host(planner.resolve_data(item)) for item in items}
             offsets = {item.index.fqn: {SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets} for item in items}
             save_file(tensors, self._folder / name, metadata={CUSTOM_METADATA_KEY: json.dumps(offsets), "format": "pt"})
+        share_weights(self._folder)
         done: Future[list[WriteResult]] = Future()
         done.set_result([])  # only a writer that joins the shards reads results
         return done

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measurement import describe_machine, format_spread
+from measurement import describe_machine, format_spread, run_python
 
 REWARD = "validation/reward/mean"
 COLUMNS = ("seed", "training", "before", "after", "largest movement", "seconds", "processor", "MiB")
@@ -34,17 +32,11 @@ HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 def train(config: Path, out: Path, overrides: Sequence[str], control: bool) -> int:
     """Run `turnwise train` in a separate process, and return its largest resident memory in MiB."""
     options = ["--shuffle-rewards"] if control else []
-    command = [sys.executable, "-m", "turnwise.cli", "train", str(config), *overrides, *options, "--out", str(out)]
-    log = out.with_suffix(".log")
-    with log.open("w", encoding="utf-8") as stream:
-        process = subprocess.Popen(
-            [*command, "--overwrite"], stderr=stream, stdout=stream, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-        _pid, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed with exit code {process.returncode}: see {log}")
-    return used.ru_maxrss >> 10
+    command = ["-m", "turnwise.cli", "train", str(config), *overrides, *options, "--out", str(out), "--overwrite"]
+    try:
+        return run_python(command, out.with_suffix(".log"))
+    except RuntimeError as error:
+        sys.exit(str(error))
 
 
 def read_metrics(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:

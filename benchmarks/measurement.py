@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -45,6 +47,26 @@ def cpu_seconds() -> float:
             continue
         total += times.user + times.system
     return total
+
+
+def run_python(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
+    """
+    Run a Python program on one thread of torch, with its output in a file.
+
+    Returns:
+        Its largest resident memory in MiB.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    with log.open("w", encoding="utf-8") as stream:
+        process = subprocess.Popen([sys.executable, *command], stdout=stream, stderr=stream, env=variables)
+        _pid, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed with exit code {process.returncode}: see {log}")
+    return used.ru_maxrss >> 10
 
 
 def format_spread(values: Sequence[float], digits: int = 3) -> str:

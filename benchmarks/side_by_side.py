@@ -37,24 +37,22 @@ These differences remain:
 - turnwise measures the noise scale and the change of the policy, and writes a file of the episodes, in each step.
 
 A step is one rollout with all its updates, without logging and the held-out tasks. MiB are the largest resident memory
-of a training's process. Each training runs in a separate
-process with one thread, and one runs at a time. Each seed is a round, and the first way of a round changes. Ctrl-C
-keeps the finished trainings. The picture shows the median of the seeds.
+of a training's process. Each training runs in a separate process with one thread, and one runs at a time. Each seed is
+a round, and the first way of a round changes. Ctrl-C keeps the finished trainings. The picture shows the median of the
+seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from measurement import describe_machine, format_spread
+from measurement import describe_machine, format_spread, run_python
 from side_by_side_trl import METRICS, Record, train_with_trl, write_lines
 
 WAYS = {"turnwise": "turnwise train", "trl": "TRL alone", "bridge": "TRL on turnwise rollouts"}
@@ -68,19 +66,8 @@ INTERRUPTED = 130
 
 
 def run_process(command: Sequence[str], log: Path) -> int:
-    """Run a Python program on one thread; return its largest resident memory in MiB. `RuntimeError` if it fails."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-    }
-    with log.open("w", encoding="utf-8") as stream:
-        process = subprocess.Popen([sys.executable, *command], stdout=stream, stderr=stream, env=environment)
-        _pid, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed with exit code {process.returncode}: see {log}")
-    return used.ru_maxrss >> 10
+    """Run a Python program quietly; return its largest resident memory in MiB, or raise `RuntimeError`."""
+    return run_python(command, log, {"TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"})
 
 
 def train(way: str, config: Path, overrides: Sequence[str], out: Path) -> int:

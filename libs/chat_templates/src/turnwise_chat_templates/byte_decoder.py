@@ -8,17 +8,7 @@ about a third of the time, and each turn of an episode is decoded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
-
-
-def _map_bytes() -> dict[str, int]:
-    """Return the byte of each letter in which byte-level vocabularies are written (GPT-2's `bytes_to_unicode`)."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTES: Final = _map_bytes()
+from typing import Any
 
 
 class ByteDecoder(dict[int, bytes]):
@@ -33,8 +23,12 @@ class ByteDecoder(dict[int, bytes]):
     """
 
     def __init__(self, backend: Any) -> None:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         super().__init__()
         self._backend = backend
+        letters = bytes_to_unicode()  # type: ignore[no-untyped-call]  # transformers leaves it so
+        self._bytes = {letter: byte for byte, letter in letters.items()}
 
     @classmethod
     def of(cls, backend: Any) -> ByteDecoder | None:
@@ -54,7 +48,7 @@ class ByteDecoder(dict[int, bytes]):
         if token is None:
             return b""
         try:
-            value = bytes([_BYTES[letter] for letter in token])
+            value = bytes([self._bytes[letter] for letter in token])
         except KeyError:  # an added token may have any text, which stays whole
             value = token.encode()
         self[token_id] = value

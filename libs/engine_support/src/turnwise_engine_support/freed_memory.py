@@ -7,10 +7,9 @@ import gc
 import mmap
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-_SMAPS: Final = Path("/proc/self/smaps")
+import psutil
 
 
 def return_freed_memory() -> None:
@@ -31,8 +30,8 @@ def release_file_pages(tensors: Iterable[Any]) -> int:
     Take the pages of weights that are mapped from a file out of memory; their next use reads the file again.
 
     `from_pretrained` maps safetensors: a tensor on a CPU is a view of the file until it is written, and a page that was
-    read stays resident, also where the tensor has another memory by now. A mapping with a page that was written is left
-    as it is, because the file lacks what was written.
+    read stays resident, even if the tensor has been copied since. A mapping with a written page keeps all its pages,
+    because the file does not have the new values.
 
     Args:
         tensors: of torch, which no other thread writes meanwhile; those elsewhere than on the host do not count.
@@ -54,21 +53,11 @@ def release_file_pages(tensors: Iterable[Any]) -> int:
 
 def _unwritten_mappings() -> Iterator[tuple[int, int]]:
     """Yield start and end of each private mapping of a file of which no page was written."""
-    try:
-        lines = _SMAPS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # a container without this file
+    process = psutil.Process()
+    if not hasattr(process, "memory_maps"):  # a container without /proc/PID/smaps
         return
-    place, written = None, 0
-    for line in lines:
-        name, _, rest = line.partition(" ")
-        if not name.endswith(":"):  # such as `7f01-7f02 rw-p 00000000 08:01 42 /model.safetensors`
-            if place is not None and not written:
-                yield place
-            access, _offset, _device, inode = rest.split()[:4]
-            start, _, end = name.partition("-")
-            place = (int(start, 16), int(end, 16)) if access.endswith("p") and inode != "0" else None
-            written = 0
-        elif name in ("Anonymous:", "Swap:"):  # a written page may have left memory since
-            written += int(rest.split()[0])
-    if place is not None and not written:
-        yield place
+    for each in process.memory_maps(grouped=False):
+        # Names in brackets are no files; a written page may have left memory since.
+        if each.perms.endswith("p") and each.path.startswith("/") and not each.anonymous and not each.swap:
+            start, _, end = each.addr.partition("-")
+            yield int(start, 16), int(end, 16)

@@ -1,4 +1,4 @@
-"""Plugins of the installed distributions: they are found at each call, and what is kept between calls hides nothing."""
+"""Each call finds the plugins of the installed distributions, and no cache hides a change."""
 
 import importlib
 import shutil

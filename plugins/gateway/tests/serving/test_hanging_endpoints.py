@@ -22,7 +22,7 @@ WAIT_S = 60
 
 
 class Caller:
-    """An agent that calls the judge, and keeps the status and what it read, in a thread."""
+    """An agent that calls the judge in a thread, and keeps the status, the body and the error of the response."""
 
     def __init__(self, session: dict[str, Any]) -> None:
         place = urlsplit(session["openai_base_url"])

@@ -61,7 +61,7 @@ ENDS = {"closed": close, "ended by a tool": refuse_calls, "ended by the agent": 
     repeats=st.integers(1, 2),
 )
 def test_each_call_is_kept_once(end, done, repeats):
-    """In the order of the ends, before the session closes: calls that are done, and those that hang at the end."""
+    """The session keeps finished calls first, then hanging calls, and closes after them."""
     recorder, refusals = Recorder(), []
 
     async def forward(session, number, answered):

@@ -85,7 +85,7 @@ async def _run(agent: Coroutine[Any, Any, None], session: Session) -> Exception 
         await agent
     except Exception as error:  # noqa: BLE001 - it may follow from a refusal, which then is the reason
         return error
-    session.others.end()  # nobody waits for them, and they may last for long
+    session.others.end()  # the agent has ended, so nothing reads the answers of other servers
     await session.settle()  # the transport may still hold the last turn
     return None
 

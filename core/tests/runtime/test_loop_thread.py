@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from turnwise.errors import InfrastructureError
+from turnwise.runtime.finished import FinishedEpisodes
 from turnwise.runtime.loop_thread import LoopThread
 
 WATCHDOG_S = 60
@@ -60,6 +61,53 @@ def test_an_interrupt_waits_for_the_end_of_a_call():
     thread.close()
 
     assert ["ended", "raised"] == log
+
+
+def interrupt_too_early():
+    """
+    Interrupt the main thread as a signal does that comes just before it waits.
+
+    The signal goes to this thread, so it ends no system call of the main thread, which notices it in Python code alone.
+    """
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("how", ["call", "call_to_end"])
+def test_an_interrupt_just_before_the_wait_ends_a_call(how):
+    """The wait ends although the signal ended no system call."""
+    thread = LoopThread()
+
+    async def work():
+        asyncio.get_running_loop().call_later(0.1, interrupt_too_early)  # by then the main thread waits
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        getattr(thread, how)(work())
+    thread.close()
+
+
+def test_an_interrupt_just_before_the_wait_ends_the_wait_for_an_episode():
+    """The same for a caller that iterates over episodes, of which none finishes."""
+    finished = FinishedEpisodes(1, lambda item: item)
+    timer = threading.Timer(0.1, interrupt_too_early)
+    timer.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        next(finished)
+    timer.join()
+
+
+@pytest.mark.parametrize("how", ["call", "call_to_end"])
+def test_a_timeout_of_the_coroutine_is_its_error(how):
+    """It is not taken for the end of a wait."""
+    thread = LoopThread()
+
+    async def work():
+        raise TimeoutError("too slow")
+
+    with pytest.raises(TimeoutError, match="too slow"):
+        getattr(thread, how)(work())
+    thread.close()
 
 
 def test_results_and_errors_of_a_call_to_its_end():

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import Self
+from typing import Final, Self
 
 from attrs import define, field
 
@@ -20,6 +20,9 @@ from turnwise.types import Task
 
 Finished = tuple[int, EpisodeResult] | BaseException | None
 """An episode with its number, an exception that ended the call, or None at the end."""
+
+_CHECK_S: Final = 1.0
+"""Seconds between two checks for signals."""
 
 
 @define(eq=False)
@@ -50,11 +53,17 @@ class FinishedEpisodes:
         return self
 
     def __next__(self) -> tuple[int, EpisodeResult]:
-        while (item := self._finished.get()) is not None:
+        while (item := self._wait()) is not None:
             if accepted := self._accept(item):  # None for an episode that the prompt policy drops
                 return accepted
         self.close()  # another call of `next` must end too, and not wait for an empty queue
         raise StopIteration
+
+    def _wait(self) -> Finished:
+        while True:
+            # A wait without a limit would not end for an interrupt that comes just before it, as in `LoopThread.call`.
+            with suppress(queue.Empty):
+                return self._finished.get(timeout=_CHECK_S)
 
     def __aiter__(self) -> Self:
         return self

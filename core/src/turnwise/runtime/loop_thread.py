@@ -17,7 +17,7 @@ from turnwise.errors import InfrastructureError, describe
 T = TypeVar("T")
 
 _CHECK_S: Final = 1.0
-"""Seconds between two checks that the loop still runs."""
+"""Seconds between two checks: that the loop still runs, and for signals."""
 _CANCEL_S: Final = 10.0
 """Longest wait in seconds for cancelled tasks at the end."""
 
@@ -45,6 +45,19 @@ class _CancellableCall(Generic[T]):
         else:
             self.coroutine.close()
             self.ended.set()
+
+
+def _wait(future: concurrent.futures.Future[T]) -> T:
+    """
+    Return the result of a future; let an interrupt through within `_CHECK_S`.
+
+    An interrupt that comes between Python's last check for signals and the wait for the lock ends no wait without a
+    limit: nothing would show it until the future is done.
+    """
+    while not future.done():
+        with suppress(TimeoutError):  # also if the coroutine raised it: then the future is done
+            return future.result(_CHECK_S)
+    return future.result()
 
 
 class LoopThread:
@@ -76,7 +89,7 @@ class LoopThread:
         """Run a coroutine in the loop and wait for its result; an interrupt cancels it."""
         future = self.submit(coroutine)
         try:
-            return future.result()
+            return _wait(future)
         except BaseException:
             # After Ctrl-C in this thread the coroutine would continue without a reader.
             future.cancel()
@@ -91,7 +104,7 @@ class LoopThread:
         """
         call = _CancellableCall(coroutine)
         try:
-            return self.submit(call.run()).result()
+            return _wait(self.submit(call.run()))
         except BaseException:
             self.call_soon(call.cancel)
             while not call.ended.wait(_CHECK_S) and self._thread.is_alive():

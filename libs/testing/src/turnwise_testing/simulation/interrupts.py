@@ -20,7 +20,10 @@ class _Interrupted:
     future: concurrent.futures.Future[Any]
     seconds: float
 
-    def result(self) -> Any:
+    def done(self) -> bool:
+        return self.future.done()
+
+    def result(self, _timeout: float | None = None) -> Any:
         concurrent.futures.wait([self.future], self.seconds)
         if not self.future.done():
             raise KeyboardInterrupt

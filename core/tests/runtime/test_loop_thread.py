@@ -90,10 +90,13 @@ def test_an_interrupt_just_before_the_wait_ends_the_wait_for_an_episode():
     """The same for a caller that iterates over episodes, of which none finishes."""
     finished = FinishedEpisodes(1, lambda item: item)
     timer = threading.Timer(0.1, interrupt_too_early)
-    timer.start()
+
+    def wait():
+        timer.start()  # here, so that the interrupt cannot come before pytest expects it
+        next(finished)
 
     with pytest.raises(KeyboardInterrupt):
-        next(finished)
+        wait()
     timer.join()
 
 

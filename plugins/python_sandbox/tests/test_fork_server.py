@@ -90,12 +90,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     try:
         made = Server(start_server(build_server_spec(config, request.param)))
     except SandboxUnavailableError as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # such as: bubblewrap is not installed
     data = made.control.recv(messages.MAX_DATAGRAM_BYTES)
     if not data:
         reason = made.process.read_errors()
         made.stop()
-        pytest.skip(f"tier {request.param} does not work here: {reason}")
+        pytest.skip(f"tier {request.param} does not work here: {reason}")  # the kernel or a container forbids it
     made.ready = messages.decode(data)
     yield made
     made.stop()
@@ -152,7 +152,7 @@ def test_the_processor_limit_ends_with_its_own_signal(server: Server) -> None:
 def test_a_signal_other_than_sigkill_is_no_cause(server: Server) -> None:
     """An interrupt that ends the program is the program's own exit."""
     # The program computes: Python loses an interrupt that comes between its last check for signals and the system call
-    # of a `time.sleep`, as 2 of 2,000 did on a busy machine.
+    # of a `time.sleep`.
     launch = server.launch("print('up', flush=True)\nwhile True: pass")
     server.expect_start(launch.job_id)
     (stdout, _stderr) = server.pipes[launch.job_id]
@@ -262,6 +262,7 @@ def test_programs_leave_no_descriptors(server: Server, wait_until) -> None:
     try:
         before = len(os.listdir(f"/proc/{server.pid}/fd"))
     except PermissionError:
+        # The kernel shows the descriptors of a process in another user namespace to root alone.
         pytest.skip("only root may count the descriptors of a server")
     for job_id in range(10):
         server.run("open('f', 'w').write('x')", job_id=job_id)

@@ -10,19 +10,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import Final, Self
+from typing import Self
 
 from attrs import define, field
 
 from turnwise.errors import TurnwiseError
 from turnwise.record.result import EpisodeResult
+from turnwise.runtime.loop_thread import CHECK_S
 from turnwise.types import Task
 
 Finished = tuple[int, EpisodeResult] | BaseException | None
 """An episode with its number, an exception that ended the call, or None at the end."""
-
-_CHECK_S: Final = 1.0
-"""Seconds between two checks for signals."""
 
 
 @define(eq=False)
@@ -63,7 +61,7 @@ class FinishedEpisodes:
         while True:
             # A wait without a limit would not end for an interrupt that comes just before it, as in `LoopThread.call`.
             with suppress(queue.Empty):
-                return self._finished.get(timeout=_CHECK_S)
+                return self._finished.get(timeout=CHECK_S)
 
     def __aiter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from turnwise.errors import InfrastructureError, describe
 
 T = TypeVar("T")
 
-_CHECK_S: Final = 1.0
+CHECK_S: Final = 1.0
 """Seconds between two checks: that the loop still runs, and for signals."""
 _CANCEL_S: Final = 10.0
 """Longest wait in seconds for cancelled tasks at the end."""
@@ -49,14 +49,14 @@ class _CancellableCall(Generic[T]):
 
 def _wait(future: concurrent.futures.Future[T]) -> T:
     """
-    Return the result of a future; let an interrupt through within `_CHECK_S`.
+    Return the result of a future; let an interrupt through within `CHECK_S`.
 
     An interrupt that comes between Python's last check for signals and the wait for the lock ends no wait without a
     limit: nothing would show it until the future is done.
     """
     while not future.done():
         with suppress(TimeoutError):  # also if the coroutine raised it: then the future is done
-            return future.result(_CHECK_S)
+            return future.result(CHECK_S)
     return future.result()
 
 
@@ -107,7 +107,7 @@ class LoopThread:
             return _wait(self.submit(call.run()))
         except BaseException:
             self.call_soon(call.cancel)
-            while not call.ended.wait(_CHECK_S) and self._thread.is_alive():
+            while not call.ended.wait(CHECK_S) and self._thread.is_alive():
                 pass
             raise
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from attrs import frozen
 
@@ -24,6 +25,7 @@ class _Interrupted:
         return self.future.done()
 
     def result(self, _timeout: float | None = None) -> Any:
+        # The interrupt comes after `seconds`, in whatever pieces the caller waits.
         concurrent.futures.wait([self.future], self.seconds)
         if not self.future.done():
             raise KeyboardInterrupt
@@ -42,8 +44,5 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         future = submit(self, coroutine)
         return _Interrupted(future, seconds) if threading.current_thread() is caller else future
 
-    LoopThread.submit = submit_interrupted  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(LoopThread, "submit", submit_interrupted):
         yield
-    finally:
-        LoopThread.submit = submit  # type: ignore[method-assign]

@@ -80,6 +80,16 @@ async def shell(workspace: Workspace, text: str, **changes: Any) -> ExecResult:
     return await workspace.exec(Command(argv=("/bin/sh", "-c", text), **{"timeout_s": 20.0, **changes}))
 
 
+def in_background(command: str) -> str:
+    """
+    Return shell text that starts a command in the background and waits until it runs.
+
+    The child of a shell is a copy of the shell until it executes the command, which `count` does not see. On a busy
+    machine, the shell may end before.
+    """
+    return f"{command} & until grep -q '^{command.split()[0]}' /proc/$!/cmdline; do :; done"
+
+
 async def count(workspace: Workspace, command: str) -> int:
     """Return the number of processes whose command line starts with a text."""
     return int((await shell(workspace, _COUNT.format(command))).stdout)
@@ -148,7 +158,8 @@ async def check_time_out_kills_the_command(probe: WorkspaceProbe) -> None:
 async def check_background_processes_live_on(probe: WorkspaceProbe) -> None:
     """A command ends with its first process; what it leaves runs until `end_processes`, which spares the workspace."""
     async with probe.workspace() as workspace:
-        result = await shell(workspace, "(while sleep 0.1; do echo tick; done) & sleep 98765 & echo started")
+        ticks = "(while sleep 0.1; do echo tick; done) &"
+        result = await shell(workspace, f"echo started; {ticks} {in_background('sleep 98765')}")
         expect(not result.timed_out, "a command waited for its background processes")
         expect(result.stdout.startswith(b"started\n"), f"the output: {result.stdout!r}")
         expect_equal(await count(workspace, "sleep 98765"), 1, "the process in the background")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import InfrastructureError
-from turnwise_testing.checks.workspace import WorkspaceProbe, check, count, shell
+from turnwise_testing.checks.workspace import WorkspaceProbe, check, count, in_background, shell
 from turnwise_testing.checks.workspace_data import WORKSPACES as WORKSPACES
 from turnwise_testing.probes.engine import expect, expect_equal
 from turnwise_workspaces import Command, Snapshot, Snapshots, Workspace
@@ -171,7 +171,8 @@ async def check_a_restoration_ends_processes(probe: WorkspaceProbe) -> str | Non
     if reason := _why_none(probe):
         return reason
     async with probe.workspace() as workspace:
-        await shell(workspace, ": > ticks; sleep 98768 & (while :; do echo tick >> ticks; done) & true")
+        sleep = in_background("sleep 98768")
+        await shell(workspace, f": > ticks; {sleep}; (while :; do echo tick >> ticks; done) & true")
         kept = await _with_snapshots(workspace).snapshot()
         expect_equal(await count(workspace, "sleep 98768"), 1, "the process in the background after a snapshot")
         await shell(

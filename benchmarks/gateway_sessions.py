@@ -7,9 +7,10 @@ Memory is the resident size of the process with driver and gateway: with one ses
 each. Latency is measured by agents in another process, from the request to the end of the response; the engine answers
 at once. The agents pause at random, so that all together make about `--rate` calls in a second. Bodies have 4 to 12 KB.
 
-The calls are measured with the objects of the start as they are, and frozen as `turnwise gateway serve` does it, in
-turns; and once more beside an agent that calls without a pause, with bodies of `--large` MB. Calls of the first seconds
-do not count: all sessions open at once there, as no service does it. A round takes three minutes.
+The calls are measured with Python's own garbage collections, and with those of `turnwise gateway serve`, which freezes
+the objects of the start and lets full collections wait for growth, in turns; and once more beside an agent that calls
+without a pause, with bodies of `--large` MB. Calls of the first seconds do not count: all sessions open at once there,
+as no service does it. Collections count from the first moment. A round takes three minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -33,7 +35,7 @@ from turn_cost import CACHE, OracleEngine, check_result
 from workload import Oracle, load_tokenizer, schemas, uniform
 
 from turnwise import Task
-from turnwise.collector import freeze_start
+from turnwise.collector import freeze_start, full_collections_on_growth
 from turnwise.events.logging import configure_logging
 
 MEGABYTE = 1024 * 1024
@@ -206,7 +208,7 @@ async def read_thread_time() -> float:
 
 
 def measure_latency(tokenizer: Any, case: Case, rate: float, found: dict[bool, Latency], order: list[bool]) -> None:
-    """Add calls with and without the objects of the start frozen, in an order; each has a run before that warms up."""
+    """Add calls with the collections of a served gateway and with Python's, in an order, after a run that warms up."""
     pause_s = case.at_once / rate
     skipped_s = 1.0 + 2 * pause_s
     num_tasks = math.ceil((skipped_s + STEADY_S) * rate / TURNS)
@@ -217,19 +219,19 @@ def measure_latency(tokenizer: Any, case: Case, rate: float, found: dict[bool, L
     try:
         with build_manager(workload, engine, tokenizer, case.at_once, "gateway_clients:solve") as manager:
             manager.rollout(workload.tasks()[: max(case.at_once, 16)])
-            for freezes in order:
+            for is_served in order:
                 clients.calls.clear()
-                if freezes:
+                if is_served:
                     freeze_start()
                 else:
                     gc.collect()  # as before the other kind, so that both begin with the same objects
                 started, before = time.perf_counter(), manager.call(read_thread_time())
-                with Pauses() as pauses:
+                with full_collections_on_growth() if is_served else nullcontext(), Pauses() as pauses:
                     for result in manager.iterate(workload.tasks()):
                         check_result(result, oracle.script)
                 computed_s = manager.call(read_thread_time()) - before
                 gc.unfreeze()
-                latency = found[freezes]
+                latency = found[is_served]
                 latency.busy.append(computed_s / (time.perf_counter() - started))
                 latency.add(clients.calls, skipped_s)
                 latency.full += pauses.milliseconds
@@ -239,15 +241,15 @@ def measure_latency(tokenizer: Any, case: Case, rate: float, found: dict[bool, L
 
 
 def compare(tokenizer: Any, cases: list[Case], rate: float, num_rounds: int) -> None:
-    """Measure each case with and without frozen objects, in turns, and print both."""
-    found = {case: {freezes: Latency() for freezes in (False, True)} for case in cases}
+    """Measure each case with both kinds of garbage collections, in turns, and print both."""
+    found = {case: {is_served: Latency() for is_served in (False, True)} for case in cases}
     for number in range(num_rounds):
         for case in cases:
             measure_latency(tokenizer, case, rate, found[case], [False, True] if number % 2 else [True, False])
     print(f"milliseconds at about {rate:g} calls in a second, {num_rounds} rounds of both kinds in turns")
     for case, latencies in found.items():
-        for freezes, latency in latencies.items():
-            print(f"{case}, {'frozen' if freezes else 'as it is'}: {latency.describe()}", flush=True)
+        for is_served, latency in latencies.items():
+            print(f"{case}, {'as served' if is_served else 'as Python has it'}: {latency.describe()}", flush=True)
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""The objects of the start are frozen in processes of commands, so that no garbage collection visits them."""
+"""The objects of the start are frozen in processes of commands, and full garbage collections wait for growth."""
 
 from __future__ import annotations
 
+import gc
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,12 @@ pytestmark = pytest.mark.usefixtures("starts_a_process")
 AT_END = """
 import atexit, gc, pathlib
 
-atexit.register(lambda: pathlib.Path(__file__).with_name("frozen").write_text(str(gc.get_freeze_count())))
+thresholds = []
+set_threshold = gc.set_threshold
+gc.set_threshold = lambda *numbers: [thresholds.append(numbers[2]), set_threshold(*numbers)]
+atexit.register(lambda: pathlib.Path(__file__).with_name("frozen").write_text(f"{gc.get_freeze_count()} {thresholds}"))
 """
-"""In a plugin of the run: writes at the end of the process how many objects are frozen."""
+"""In a plugin of the run: writes at the end how many objects are frozen, and the thresholds of full collections."""
 MANY = 50_000
 """Fewer than the start of any command makes."""
 
@@ -26,9 +31,12 @@ def watch(folder: Path, module: str) -> None:
     file.write_text(file.read_text() + AT_END)
 
 
-def count_frozen(folder: Path) -> int:
+def expect_rare_collections(folder: Path) -> None:
+    """The start is frozen, and full collections wait for the growth of the process until the run ends."""
     (file,) = folder.rglob("frozen")
-    return int(file.read_text())
+    num_frozen, *thresholds = map(int, re.findall(r"\d+", file.read_text()))
+    assert MANY < num_frozen
+    assert (thresholds[0] > 1_000_000, thresholds[-1]) == (True, gc.get_threshold()[2])
 
 
 def test_a_served_gateway_freezes_its_start(tmp_path: Path) -> None:
@@ -40,7 +48,7 @@ def test_a_served_gateway_freezes_its_start(tmp_path: Path) -> None:
         code, _, errors = served.stop()
 
     assert 0 == code, errors
-    assert MANY < count_frozen(tmp_path)
+    expect_rare_collections(tmp_path)
 
 
 @pytest.mark.slow
@@ -52,4 +60,4 @@ def test_a_rollout_freezes_its_start(tmp_path: Path) -> None:
     with start_rollout(tmp_path, "run.yaml", "--out", "out") as process:
         assert process.wait(600) == 0, (tmp_path / "log").read_text()
 
-    assert MANY < count_frozen(tmp_path)
+    expect_rare_collections(tmp_path)

@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
 from turnwise.batch.packed_arrays import pack_arrays
 from turnwise.batch.padding import Widths
-from turnwise.collector import freeze_start
+from turnwise.collector import freeze_start, full_collections_on_growth
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.models import pin_models
 from turnwise.config.parts import Choice
@@ -252,7 +252,8 @@ def _running(run: FolderRun) -> Iterator[None]:
         with run.manager:
             freeze_start()
             try:
-                yield
+                with full_collections_on_growth():
+                    yield
             except BaseException:  # such as a full disk: nobody takes the other episodes, so they need not run
                 run.manager.abort()
                 raise

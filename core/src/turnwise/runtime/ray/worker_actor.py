@@ -12,6 +12,7 @@ from typing import Final
 
 from attrs import evolve
 
+from turnwise.collector import full_collections_on_growth
 from turnwise.episode.setup import EpisodeContext
 from turnwise.events.observer import Wait, unix_s
 from turnwise.record.result import EpisodeResult
@@ -93,7 +94,7 @@ class WorkerActor(PoolClientActor):
     @in_order
     async def watch(self) -> None:
         """Run the tasks of this actor until it stops, as `ReplicaActor.watch` does; called after `open`."""
-        with EventLoopWatchdog(self._worker.parts.limits.loop_lag_s):
+        with EventLoopWatchdog(self._worker.parts.limits.loop_lag_s), full_collections_on_growth():
             async with asyncio.TaskGroup() as self._group:
                 await self._stopped.wait()
 

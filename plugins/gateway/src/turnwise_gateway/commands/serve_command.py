@@ -22,7 +22,7 @@ from turnwise import (
     handle_interrupts,
     load_resolved,
 )
-from turnwise.collector import freeze_start
+from turnwise.collector import freeze_start, full_collections_on_growth
 from turnwise.config.models import pin_models
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.terminal import write_error, write_output
@@ -181,6 +181,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         _print(f"control port  {url}")
         _print(f"secret        {site.secret if arguments.print_keys else f'in {control_file}'}")
         freeze_start()
+        stack.enter_context(full_collections_on_growth())
         counts = _collect(manager, feed, service, folder)
     folder.refuse_removed()
     _print(f"wrote {folder.path}: {folder.num_written} episodes {counts or ''}".rstrip())

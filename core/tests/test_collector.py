@@ -1,0 +1,130 @@
+"""Full garbage collections wait until the process has grown."""
+
+import gc
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.collector import full_collections_on_growth, read_peak
+
+pytestmark = pytest.mark.own_process
+STANDARD = (700, 10, 10)
+
+
+@contextmanager
+def counted():
+    """The generation of each collection that ends in here."""
+    generations = []
+
+    def note(phase, info):
+        if phase == "stop":
+            generations.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        yield generations
+    finally:
+        gc.callbacks.remove(note)
+
+
+@pytest.fixture(autouse=True)
+def standard():
+    """Python's own thresholds, and few objects that a collection visits."""
+    gc.set_threshold(*STANDARD)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def open_sessions():
+    """Make objects that live on, as those of sessions do: enough for several full collections by Python's rule."""
+    return [[] for _ in range(200_000)]
+
+
+def test_python_collects_when_objects_live_on():
+    """Without it there are full collections, so that the next tests can fail."""
+    with counted() as generations:
+        kept = open_sessions()
+    assert 2 in generations
+    assert len(kept) == 200_000
+
+
+def test_objects_that_live_on_cause_no_full_collection():
+    """As long as the process does not grow."""
+    with full_collections_on_growth(lambda: 1000), counted() as generations:
+        kept = open_sessions()
+    assert 2 not in generations
+    assert 1 in generations
+    assert len(kept) == 200_000
+
+
+def test_growth_causes_one():
+    """A full collection comes when a quarter has been added, and the next one when a quarter has been added to that."""
+    peak = 1000
+    with full_collections_on_growth(lambda: peak):
+        for peak, is_due in [(1000, False), (1250, False), (1251, True), (1400, False), (1563, False), (1564, True)]:
+            with counted() as generations:
+                kept = open_sessions()
+            assert (2 in generations) == is_due, peak
+            del kept
+
+
+@given(peaks=st.lists(st.integers(1, 10_000), min_size=1, max_size=20))
+def test_garbage_never_takes_more_than_a_quarter(peaks):
+    """Python's rule holds exactly while the peak is more than a quarter above that of the last full collection."""
+    now = last = peaks[0]
+    with full_collections_on_growth(lambda: now):
+        for peak in peaks:
+            now = max(now, peak)
+            gc.collect(1)
+            assert (gc.get_threshold() == STANDARD) == (now > 1.25 * last)
+            if gc.get_threshold() == STANDARD and peak % 2:
+                gc.collect()
+                last = now
+
+
+def test_a_call_collects_at_once():
+    """`gc.collect()` frees circles as ever."""
+
+    class Circle:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            freed.append(1)
+
+    freed = []
+    with full_collections_on_growth(lambda: 1000):
+        Circle()
+        gc.collect()
+    assert freed == [1]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_end_brings_the_rule_back(first):
+    """Also if several runs of a process overlap, in whatever order they end, and if the body fails."""
+    runs = [full_collections_on_growth(), full_collections_on_growth()]
+    num_callbacks = len(gc.callbacks)
+    for run in runs:
+        run.__enter__()
+    assert gc.get_threshold()[2] > 1_000_000
+    runs[first].__exit__(None, None, None)
+    runs[1 - first].__exit__(None, None, None)
+    with pytest.raises(KeyError), full_collections_on_growth():
+        raise KeyError
+    assert (gc.get_threshold(), len(gc.callbacks)) == (STANDARD, num_callbacks)
+
+
+def test_the_peak_rises_with_memory():
+    """It is that of this process, and it never falls."""
+    before = read_peak()
+    size = 3 * 2**20 * 128
+    block = bytearray(size)
+    block[::4096] = b"1" * len(block[::4096])
+    high = read_peak()
+    del block
+    assert high > before
+    assert read_peak() >= high

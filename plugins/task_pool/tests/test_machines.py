@@ -20,8 +20,8 @@ from turnwise_task_pool.pool.sqlite_store import SqliteStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 NUM_TASKS = 40
-FREE = 3
-"""Leases of each agent before the one that it keeps until the machine is lost."""
+FREE = 5
+"""Leases of each agent before the one that it keeps until the machine is lost: together more than a worker's share."""
 PORT = 6399
 AGENT = Path(__file__).parent / "programs" / "pull_loop.py"
 PLUGINS = "plugins=[acme_one_reply,chat_templates,gateway,reported_reward,routers,task_pool]"

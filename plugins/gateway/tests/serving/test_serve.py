@@ -66,7 +66,10 @@ def check_refusals(served: Served, other: dict[str, str]) -> None:
     other = {"messages": [{"role": "user", "content": "Mine"}], "agent_name": "tool_agent"}
     assert "agent_name" in served.control("POST", "/sessions", {"task": other}, status=400)["error"]["message"]
     image = {"type": "image_url", "image_url": {"url": "x"}}
-    served.control("POST", "/sessions", {"task": {"messages": [{"role": "user", "content": [image]}]}})
+    picture = {"messages": [{"role": "user", "content": [image]}]}
+    assert "data: URLs" in served.control("POST", "/sessions", {"task": picture}, status=400)["error"]["message"]
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Mine"}]}]}
+    served.control("POST", "/sessions", {"task": parts})
     assert "3 sessions" in served.control("POST", "/sessions", {}, status=429)["error"]["message"]
 
 

@@ -279,6 +279,7 @@ NEEDS: Final[dict[str, dict[str, Any]]] = {
     "rollout.validation=True": {"data": {"validation_path": "data.jsonl"}},
     "rewards/reasoning_gym": {"data": {"path": "reasoning_gym:chain_sum?size=2"}},  # it scores its own tasks alone
     "rewards/bfcl": {"data": {"path": "bfcl.jsonl"}},  # as the one above
+    "tools/bfcl": {"data": {"path": "bfcl.jsonl"}},  # rows without tools; a prompt with all of them has 13,000 tokens
     "rewards/drawn_scenes": {"data": {"path": "scenes.jsonl"}},
     "rewards/workspace_tests": {"tools": {"workspace": {}}, "data": {"path": "graded.jsonl"}},
     "modules=['matrix_code']": {"reward": {"name": "matrix_code:score"}},

@@ -68,7 +68,10 @@ REFUSED = {
     "an answer of null": (answer(content=None), f"messages[1].{NO_CONTENT}"),
     "an older call": (answer(content=None, function_call={"name": "f", "arguments": "{}"}), "messages[1]: function_c"),
     "older tools": (line(USER, ANSWER, functions=[{"name": "f"}]), "functions is an older form; use tools"),
-    "an image": (line({"role": "user", "content": [{"type": "image_url"}]}, ANSWER), "not 'image_url'"),
+    "an image": (
+        line({"role": "user", "content": [{"type": "image_url"}]}, ANSWER),
+        "a picture of a message needs the form",
+    ),
     "a question at the end": (line(USER, ANSWER, USER), "ends with a message of the role assistant"),
     "two answers": (line(USER, ANSWER, ANSWER), "messages 1 and 2 are both of the role assistant"),
     "an answer at the start": (line(ANSWER, USER, ANSWER), "starts with a message of another role"),

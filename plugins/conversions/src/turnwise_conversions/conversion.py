@@ -17,7 +17,7 @@ from turnwise import Chat, EpisodeResult, build_resources
 from turnwise.config.resolve import load_resolved
 from turnwise.console import Console
 from turnwise.errors import ConfigError, DataError, TemplateError
-from turnwise.files import atomic_write, partial_path, replace
+from turnwise.files import atomic_write, make_parents, partial_path, replace
 from turnwise.models.finding import find_model
 from turnwise.models.location import ModelSource
 from turnwise.protocols import ModelSpec
@@ -45,7 +45,7 @@ def convert(arguments: argparse.Namespace) -> int:
     try:
         if out.exists() or out.is_symlink():
             raise ConfigError(f"{out}: exists already; give another --out")
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(out)  # also checks that the folder can be written, before the source is read
         num_written, num_read = _convert(arguments, tools)
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror or error}") from error

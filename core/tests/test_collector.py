@@ -1,13 +1,16 @@
 """Full garbage collections wait until the process has grown."""
 
 import gc
+import subprocess
+import sys
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.collector import full_collections_on_growth, read_peak
+from turnwise.collector import full_collections_on_growth, read_memory
 
 pytestmark = pytest.mark.own_process
 STANDARD = (700, 10, 10)
@@ -74,7 +77,7 @@ def test_growth_causes_one():
 
 @given(peaks=st.lists(st.integers(1, 10_000), min_size=1, max_size=20))
 def test_garbage_never_takes_more_than_a_quarter(peaks):
-    """Python's rule holds exactly while the peak is more than a quarter above that of the last full collection."""
+    """Python's rule holds exactly while the memory is more than a quarter above that at the last full collection."""
     now = last = peaks[0]
     with full_collections_on_growth(lambda: now):
         for peak in peaks:
@@ -118,13 +121,12 @@ def test_the_end_brings_the_rule_back(first):
     assert (gc.get_threshold(), len(gc.callbacks)) == (STANDARD, num_callbacks)
 
 
-def test_the_peak_rises_with_memory():
-    """It is that of this process, and it never falls."""
-    before = read_peak()
-    size = 3 * 2**20 * 128
-    block = bytearray(size)
-    block[::4096] = b"1" * len(block[::4096])
-    high = read_peak()
-    del block
-    assert high > before
-    assert read_peak() >= high
+def test_memory_is_that_of_this_process():
+    """It grows with a block, and a new program does not begin with its parent's."""
+    code = "from turnwise.collector import read_memory; print(read_memory())"
+    run = partial(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, child = read_memory(), int(run().stdout)
+    block = bytearray(b"1") * (1 << 28)
+    assert read_memory() > before + child
+    assert int(run().stdout) < 2 * child
+    assert len(block) == 1 << 28

@@ -6,18 +6,27 @@ import gc
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 _GROWTH: Final = 1.25
 _YOUNG: Final = 3
 """Collections of the youngest objects before one of the middle generation; Python has 10."""
+_STATM: Final = Path("/proc/self/statm")
 _NEVER: Final = 2**31 - 1
 """As a threshold: more collections than a process ever has."""
 
 
-def read_peak() -> int:
-    """Return the largest resident memory that this process has had, in the units of this system."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def read_memory() -> int:
+    """
+    Return the resident memory of this process, in a unit of the system.
+
+    Outside Linux it is the largest so far, which Linux would begin with the parent's.
+    """
+    try:
+        return int(_STATM.read_bytes().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def freeze_start() -> None:
@@ -34,14 +43,14 @@ def freeze_start() -> None:
 
 
 @contextmanager
-def full_collections_on_growth(read_peak: Callable[[], int] = read_peak) -> Iterator[None]:
+def full_collections_on_growth(read_memory: Callable[[], int] = read_memory) -> Iterator[None]:
     """
     Let full garbage collections happen only when the process has grown by a quarter since the last one.
 
     Python's own rule counts the objects that live on. When many sessions open, it visits the objects of all of them,
     and all calls wait meanwhile (docs/explanation/sessions.md has the times). It frees nothing, because sessions and
     episodes have no circles of references. Where the code of an agent makes circles, memory grows, and Python's rule
-    holds until its next full collection. So the garbage takes at most a quarter of the peak. `gc.collect()` works as
+    holds until its next full collection. So the garbage takes at most a quarter more. `gc.collect()` works as
     ever. The middle generation is collected more often, so that each time has fewer objects to visit.
 
     The memory is the host's. So replicas and trainers keep Python's rule: their circles could hold tensors on a GPU.
@@ -50,17 +59,17 @@ def full_collections_on_growth(read_peak: Callable[[], int] = read_peak) -> Iter
     if thresholds[2] == _NEVER:  # another run of this process has begun before, and ends it
         yield
         return
-    peak = 0
+    memory = 0
 
     def wait_for_growth() -> None:
-        nonlocal peak
-        peak = read_peak()
+        nonlocal memory
+        memory = read_memory()
         gc.set_threshold(thresholds[0], _YOUNG, _NEVER)
 
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "stop" and info["generation"] == 2:
             wait_for_growth()
-        elif phase == "stop" and info["generation"] == 1 and read_peak() > _GROWTH * peak:
+        elif phase == "stop" and info["generation"] == 1 and read_memory() > _GROWTH * memory:
             gc.set_threshold(*thresholds)
 
     wait_for_growth()

@@ -21,7 +21,8 @@ def read_memory() -> int:
     """
     Return the resident memory of this process, in a unit of the system.
 
-    Outside Linux it is the largest so far, which Linux would begin with the parent's.
+    Systems without `/proc` give the largest so far. On Linux this would be too much: a new program begins with the
+    largest memory of its parent.
     """
     try:
         return int(_STATM.read_bytes().split()[1])
@@ -48,15 +49,15 @@ def full_collections_on_growth(read_memory: Callable[[], int] = read_memory) -> 
     Let full garbage collections happen only when the process has grown by a quarter since the last one.
 
     Python's own rule counts the objects that live on. When many sessions open, it visits the objects of all of them,
-    and all calls wait meanwhile (docs/explanation/sessions.md has the times). It frees nothing, because sessions and
-    episodes have no circles of references. Where the code of an agent makes circles, memory grows, and Python's rule
-    holds until its next full collection. So the garbage takes at most a quarter more. `gc.collect()` works as
-    ever. The middle generation is collected more often, so that each time has fewer objects to visit.
+    and all calls wait meanwhile (docs/explanation/sessions.md has the times). It has little to free, because reference
+    counts free closed sessions. Where the code of an agent makes circles, memory grows, and Python's rule holds until
+    its next full collection. So such garbage cannot grow without end. `gc.collect()` works as ever. The middle
+    generation is collected more often, so that each time has fewer objects to visit.
 
     The memory is the host's. So replicas and trainers keep Python's rule: their circles could hold tensors on a GPU.
     """
     thresholds = gc.get_threshold()
-    if thresholds[2] == _NEVER:  # another run of this process has begun before, and ends it
+    if thresholds[2] == _NEVER:  # a run that overlaps with this one has set these thresholds, and resets them
         yield
         return
     memory = 0

@@ -45,7 +45,7 @@ def convert(arguments: argparse.Namespace) -> int:
     try:
         if out.exists() or out.is_symlink():
             raise ConfigError(f"{out}: exists already; give another --out")
-        make_parents(out)  # also checks that the folder can be written, before the source is read
+        make_parents(out)  # fails before the source is read if the folder cannot be written
         num_written, num_read = _convert(arguments, tools)
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror or error}") from error

@@ -176,7 +176,7 @@ async def check_cancelled_command_is_killed(probe: WorkspaceProbe) -> None:
         running = group.create_task(workspace.exec(command, lambda _data: seen.set()))
         await seen.wait()
         running.cancel()
-        while await count(workspace, "sleep 98765"):  # noqa: ASYNC110 - another process sets no event
+        while await count(workspace, "sleep 98765"):  # noqa: ASYNC110 - a process outside cannot set an event of this loop
             await asyncio.sleep(0.05)
 
 
@@ -350,7 +350,7 @@ async def check_cancelled_start_leaves_nothing(probe: WorkspaceProbe) -> None:
         if not starting.cancelled():
             await starting.result().close()
         async with asyncio.timeout(30):
-            while probe.example.leftovers():  # noqa: ASYNC110 - other processes set no event
+            while probe.example.leftovers():  # noqa: ASYNC110 - a process outside cannot set an event of this loop
                 await asyncio.sleep(0.05)
 
 

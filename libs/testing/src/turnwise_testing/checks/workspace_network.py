@@ -53,9 +53,9 @@ async def check_programs_have_their_output_and_listener(probe: WorkspaceProbe) -
         async with asyncio.TaskGroup() as group:
             command = Command(argv=("/bin/sh", "-c", "exec sleep 98766"), timeout_s=60.0)
             running = group.create_task(workspace.run(command, lambda *_: None))
-            while not await count(workspace, "sleep 98766"):  # noqa: ASYNC110 - of other processes
+            while not await count(workspace, "sleep 98766"):  # noqa: ASYNC110 - a process outside cannot set an event of this loop
                 await asyncio.sleep(0.05)
             running.cancel()
         async with asyncio.timeout(20):
-            while await count(workspace, "sleep 98766"):  # noqa: ASYNC110 - of other processes
+            while await count(workspace, "sleep 98766"):  # noqa: ASYNC110 - a process outside cannot set an event of this loop
                 await asyncio.sleep(0.05)

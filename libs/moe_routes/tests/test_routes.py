@@ -13,6 +13,7 @@ from turnwise_moe_routes.forcing import RouteForcer
 from turnwise_moe_routes.layers import find_expert_layers
 from turnwise_moe_routes.recording import RouteRecorder
 from turnwise_moe_routes.shapes import find_shape
+from turnwise_testing.references.float64 import float64_throughout
 
 IDS = torch.arange(12).view(2, 6) * 5 % 64
 
@@ -102,11 +103,12 @@ def test_recorded_experts_reproduce_the_pass(model, shape):
 def test_gradients_equal_hard_wired_routers(model, shape, checkpointing):
     """To 1e-9 in float64, of the routers too, also where the backward pass computes the forward pass again."""
     routes = drawn_routes(model, shape)
-    expected = hard_wired(model, shape, routes)
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    with RouteForcer(model, shape).forcing(routes):
-        loss, found = gradients(model, lambda: loss_of(model))
+    with float64_throughout():
+        expected = hard_wired(model, shape, routes)
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with RouteForcer(model, shape).forcing(routes):
+            loss, found = gradients(model, lambda: loss_of(model))
     assert loss == pytest.approx(expected[0], abs=1e-9)
     assert set(found) == set(expected[1])
     for name, gradient in expected[1].items():

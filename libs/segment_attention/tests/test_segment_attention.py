@@ -16,6 +16,7 @@ from turnwise.record.trajectory import Trajectory
 from turnwise_segment_attention import kernels
 from turnwise_testing.inputs.strategies import trajectories
 from turnwise_testing.references.dense import dense_attention, predecessors, token_logprobs, visibility
+from turnwise_testing.references.float64 import float64_throughout
 
 
 def columns(trajectory):
@@ -208,16 +209,18 @@ def test_a_whole_model(models):
     blocks, paths = columns(trajectory)
     before = segments.predecessors(blocks, paths)[0]
     ids = torch.tensor(trajectory.input_ids.astype(np.int64))
-    logits = mine(
-        input_ids=ids[None],
-        position_ids=torch.tensor(trajectory.position_ids.astype(np.int64))[None],
-        layout=segments.plan(blocks, paths),
-        use_cache=False,
-    ).logits[0]
+    with float64_throughout():
+        logits = mine(
+            input_ids=ids[None],
+            position_ids=torch.tensor(trajectory.position_ids.astype(np.int64))[None],
+            layout=segments.plan(blocks, paths),
+            use_cache=False,
+        ).logits[0]
+        expected = token_logprobs(dense, trajectory)
     logprobs = logits[before[1:]].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
 
     assert predecessors(trajectory).tolist() == before.tolist()
-    np.testing.assert_allclose(logprobs.detach(), token_logprobs(dense, trajectory)[1:], atol=1e-12, rtol=0)
+    np.testing.assert_allclose(logprobs.detach(), expected[1:], atol=1e-12, rtol=0)
     logprobs.sum().backward()
     assert all(torch.isfinite(weight.grad).all() for weight in mine.parameters())
 

@@ -15,6 +15,7 @@ from turnwise_grpo_trainer.learner.prefix_forests import collate_forest
 from turnwise_grpo_trainer.learner.replaying import PolicyReplays
 from turnwise_grpo_trainer.objective.rows import TokenRows
 from turnwise_router_replay.replay import RouterReplay
+from turnwise_testing.references.float64 import float64_throughout
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """The adapted modules: a mixture's fused experts cannot be."""
@@ -22,11 +23,10 @@ KINDS = ("new", "sample", "other_routes", "branch", "paths")
 
 
 @pytest.fixture
-def in_float64(monkeypatch):
+def in_float64():
     """Compute in float64 what transformers and the trainer compute in float32: norms, routers, softmax and logits."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    for name in ("float", "float32"):
-        monkeypatch.setattr(torch, name, torch.float64)
+    with float64_throughout():
+        yield
 
 
 @pytest.fixture(params=[False, True], ids=["all_weights", "lora"])

@@ -30,6 +30,7 @@ from turnwise_grpo_trainer.objective.picture_rows import add_pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows
 from turnwise_grpo_trainer.processes.trainers import export
 from turnwise_testing.inputs.vision import draw_picture
+from turnwise_testing.references.float64 import float64_throughout
 from turnwise_testing.references.vision_reference import VisionReference
 from turnwise_tiny_models import VisionKind, save_random_tiles, save_random_vision
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
@@ -126,9 +127,10 @@ def test_packed_rows_have_the_gradient_of_separate_rows(reference, counts):
             scores.gather(-1, micro.labels[:, None]).sum().backward()
         return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
-    separate = gradient([collate(rows, [row], packed=False) for row in range(len(rows))])
-    for packed in (True, False):
-        together = gradient([collate(rows, range(len(rows)), packed=packed)])
+    with float64_throughout():
+        separate = gradient([collate(rows, [row], packed=False) for row in range(len(rows))])
+        both = [gradient([collate(rows, range(len(rows)), packed=packed)]) for packed in (True, False)]
+    for together in both:
         assert together.keys() == separate.keys()
         for name, expected in separate.items():
             assert (together[name] - expected).abs().max() <= 1e-10 * max(1.0, float(expected.abs().max())), name

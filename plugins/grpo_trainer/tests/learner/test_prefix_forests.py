@@ -25,6 +25,7 @@ from turnwise_grpo_trainer.learner.lora import add_adapters
 from turnwise_grpo_trainer.learner.micro_batches import collate
 from turnwise_grpo_trainer.learner.prefix_forests import collate_forest, sort_rows
 from turnwise_grpo_trainer.objective.rows import TokenRows
+from turnwise_testing.references.float64 import float64_throughout
 from turnwise_testing.references.forests import merge_records
 
 SHAPE = {
@@ -111,11 +112,10 @@ def compute(model, micros, num_tokens, **options):
 
 
 @pytest.fixture
-def in_float64(monkeypatch):
+def in_float64():
     """Compute in float64 what transformers and the trainer compute in float32: norms, routers, softmax and logits."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    for name in ("float", "float32"):
-        monkeypatch.setattr(torch, name, torch.float64)
+    with float64_throughout():
+        yield
 
 
 @pytest.mark.many_cases

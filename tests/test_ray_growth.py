@@ -87,7 +87,8 @@ def test_a_replica_joins_with_a_node(cluster):
 
         assert {1} == versions_of(results)
         assert all(serving(manager))
-        assert 0 == manager.stats()["migrations"]
+        # Turns that are open when the replica joins may move to it, but none is sent again.
+        assert 0 == manager.stats()["resent"]
         assert {"CREATED": 2} == groups_by_state()
     assert not groups_by_state()
 

@@ -1,8 +1,10 @@
 """`turnwise doctor`: the findings of plugins, other interpreters, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -235,7 +237,9 @@ def test_another_interpreter_is_asked():
 def test_the_command_in_a_separate_process():
     """All plugins of this environment answer, and none is broken."""
     command = [sys.executable, "-m", "turnwise.cli", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Without the programs of the machine: a docker whose server does not run is broken, and rightly reported.
+    environment = os.environ | {"PATH": str(Path(sys.executable).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
 
     (report,) = json.loads(done.stdout)["interpreters"]
     found = {each["name"]: each["findings"] for each in report["diagnostics"]}

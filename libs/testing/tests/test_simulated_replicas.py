@@ -19,6 +19,11 @@ def test_long_wait_for_a_replica():
     assert [] == failures_of(range(110457488, 110457489))
 
 
+def test_many_kills():
+    """No run kills three workers of an episode, after which the runtime would rightly blame the episode."""
+    assert [] == failures_of(range(2110105165, 2110105166))
+
+
 @pytest.mark.slow
 def test_episodes_over_replicas_do_not_depend_on_the_order_of_events():
     """Tokens have the context and the weights that their records claim, and every episode ends once, as undisturbed."""

@@ -47,7 +47,11 @@ _ABORT_S: Final = 10.0
 _LATE_STEPS: Final = 15
 """Most steps of tasks on the way to these ends that a disturbance makes late."""
 _MAX_KILLS: Final = 2
-"""Most replicas that a run kills. With a third death, the run would blame a request (`max_deaths`)."""
+"""
+Most replicas, and most workers, that a run kills.
+
+With a third death, the run may rightly blame a request (`max_deaths`) or an episode (`max_kills`).
+"""
 
 
 class _SimulatedRuntime(RayRuntime):
@@ -141,7 +145,7 @@ class _Run:
     def __init__(self, content: RunContent, pool: PoolContent, faults: random.Random | None) -> None:
         self.faults, self.trainer, self.results = faults, Trainer(), list[EpisodeResult]()
         self._slow_reads, self._keep_last, self._has_ended = 4, pool.keep_last, threading.Event()
-        self._kills_left = _MAX_KILLS
+        self._kills_left: list[type] = [WorkerActor, ReplicaActor] * _MAX_KILLS
         late = Pace.draw(faults)
         self.network = Network(late, lambda: 25.0 + late())
         self.ray = SimulatedRay(
@@ -343,9 +347,9 @@ class _Run:
 
     def _kill(self) -> None:
         def kill() -> None:
-            kind: type = WorkerActor if self._faults().random() < 0.3 or not self._kills_left else ReplicaActor
-            if actors := self.ray.live(kind):
-                self._kills_left -= kind is ReplicaActor
+            kind = self._faults().choice(self._kills_left) if self._kills_left else None
+            if kind and (actors := self.ray.live(kind)):
+                self._kills_left.remove(kind)
                 self._faults().choice(actors).die()
 
         self._on_loop(kill)

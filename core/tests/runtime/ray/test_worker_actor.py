@@ -199,6 +199,14 @@ def test_collections_do_not_visit_the_objects_of_the_start():
     assert num_frozen[0] > 10_000
 
 
+def test_full_collections_wait_for_growth():
+    """As long as the actor runs tasks; afterwards Python's rule holds again."""
+    before, meanwhile = gc.get_threshold(), []
+    asyncio.run(run(1, on_collect=lambda *_: meanwhile.append(gc.get_threshold()[2])))
+    assert all(threshold > 1_000_000 for threshold in meanwhile)
+    assert (before, 1) == (gc.get_threshold(), len(meanwhile))
+
+
 class ServingTurns(FourTurns):
     """An agent with a server."""
 

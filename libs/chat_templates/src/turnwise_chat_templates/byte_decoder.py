@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class ByteDecoder(dict[int, bytes]):
+class ByteDecoder:
     """
-    The bytes of each id that has occurred, for a tokenizer whose decoder is `ByteLevel`.
+    Keeps the bytes of each id that has occurred, for a tokenizer whose decoder is `ByteLevel`.
 
     An id keeps its text: tokens that are added later get new ids. Ids that no token has are decoded to nothing, as the
     tokenizer does, and are not kept, because a token that is added later may get them.
@@ -25,8 +25,9 @@ class ByteDecoder(dict[int, bytes]):
     def __init__(self, backend: Any) -> None:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-        super().__init__()
         self._backend = backend
+        # No subclass with `__missing__`, whose lookups are slower: each turn has some hundred.
+        self._table: dict[int, bytes] = {}
         letters = bytes_to_unicode()  # type: ignore[no-untyped-call]  # transformers leaves it so
         self._bytes = {letter: byte for byte, letter in letters.items()}
 
@@ -41,9 +42,17 @@ class ByteDecoder(dict[int, bytes]):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, with U+FFFD for bytes that are no UTF-8."""
-        return b"".join(map(self.__getitem__, token_ids)).decode(errors="replace")
+        find = self._table.__getitem__
+        try:
+            joined = b"".join(map(find, token_ids))
+        except KeyError:
+            joined = b"".join([self._find(token_id) for token_id in token_ids])
+        return joined.decode(errors="replace")
 
-    def __missing__(self, token_id: int) -> bytes:
+    def _find(self, token_id: int) -> bytes:
+        value = self._table.get(token_id)
+        if value is not None:
+            return value
         token: str | None = self._backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -51,5 +60,5 @@ class ByteDecoder(dict[int, bytes]):
             value = bytes([self._bytes[letter] for letter in token])
         except KeyError:  # an added token may have any text, which stays whole
             value = token.encode()
-        self[token_id] = value
+        self._table[token_id] = value
         return value

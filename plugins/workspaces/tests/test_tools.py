@@ -68,7 +68,6 @@ def test_mistakes_are_texts_for_the_model(tmp_path):
         tmp_path,
         [
             ("shell", {"command": "echo out; exit 3"}),
-            ("shell", {"command": "sleep 100"}),
             ("shell", {"command": "yes | head -c 5000"}),
             ("shell", {"command": "true"}),
             ("read_file", {"path": "missing"}),
@@ -81,13 +80,11 @@ def test_mistakes_are_texts_for_the_model(tmp_path):
             ("shell", {"command": "echo \ud800"}),
         ],
         files={"notes": "aa bb" + "c" * 100},
-        command_s=0.5,
         max_output_bytes=10,
         max_read_bytes=5,
     )
     expected = [
         (True, "out\n[exit code 3]"),
-        (True, "[killed after 0.5 s]"),
         (False, "y\ny\ny\ny\ny\n[only the first 10 bytes of the output]"),
         (False, "(no output)"),
         (True, "Error: cannot read 'missing': No such file or directory"),
@@ -116,14 +113,13 @@ def test_programs(tmp_path):
         "print(1)\n1 / 0",
         "raise SystemExit(3)",
         "input()",
-        "while True: pass",
         "(",
         "print('\ud800')",
     ]
     calls = [("python", {"code": code}) for code in codes]
-    results = use(tmp_path, calls, command_s=1.0, tools=("python", "shell"), environment={"LANG": "C.UTF-8"})
+    results = use(tmp_path, calls, tools=("python", "shell"), environment={"LANG": "C.UTF-8"})
 
-    assert [result.error for result in results] == [False, False, True, True, True, True, True, True]
+    assert [result.error for result in results] == [False, False, True, True, True, True, True]
     last = [result.text.splitlines()[-1] for result in results]
     assert last[:5] == [
         "(no output)",
@@ -132,10 +128,21 @@ def test_programs(tmp_path):
         "[exit code 3]",
         "EOFError: EOF when reading a line",
     ]
-    assert (results[1].text, results[5].text) == ("ü\nFalse", "[killed after 1 s]")
-    assert last[6].startswith("SyntaxError: ")
-    assert last[7] == "Error: the text has a character that no file can have, at place 7"
+    assert results[1].text == "ü\nFalse"
+    assert last[5].startswith("SyntaxError: ")
+    assert last[6] == "Error: the text has a character that no file can have, at place 7"
     assert results[0].metrics["workspace_programs"] == 1.0
+
+
+@needs_boxes
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("shell", {"command": "sleep 100"}), ("python", {"code": "while True: pass"})]
+)
+def test_a_call_ends_with_its_time(name, arguments, tmp_path):
+    """In a test of its own: on a busy machine, any call may take as long."""
+    (result,) = use(tmp_path, [(name, arguments)], command_s=0.5, tools=("python", "shell"))
+
+    assert (result.error, result.text) == (True, "[killed after 0.5 s]")
 
 
 @needs_boxes

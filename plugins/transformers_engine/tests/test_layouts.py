@@ -256,9 +256,8 @@ def test_an_update_during_a_path(tiny_model, other_model, other_weights, serve):
         async with asyncio.TaskGroup() as group:
             for path in paths:
                 group.create_task(player.write(path, 60))
-            # The engine has no event for a number of sampled tokens.
-            while min(p.num_sampled for p in engine._pending.values()) < 10 if engine._pending else True:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            while min((each.num_sampled for each in engine._pending.values()), default=0) < 10:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.001)  # the engine has no event for a number of sampled tokens
             await engine.update_weights(other_weights, 5)
         trajectory.join(paths)
         trajectory.add_forced([3])

@@ -139,7 +139,7 @@ def test_programs(tmp_path):
     ("name", "arguments"), [("shell", {"command": "sleep 100"}), ("python", {"code": "while True: pass"})]
 )
 def test_a_call_ends_with_its_time(name, arguments, tmp_path):
-    """In a test of its own: on a busy machine, any call may take as long."""
+    """The other tests have no such short time: on a busy machine, each of their calls might exceed it."""
     (result,) = use(tmp_path, [(name, arguments)], command_s=0.5, tools=("python", "shell"))
 
     assert (result.error, result.text) == (True, "[killed after 0.5 s]")

@@ -26,9 +26,9 @@ class ByteDecoder:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
         self._backend = backend
-        # No subclass with `__missing__`, whose lookups are slower: each turn has some hundred.
+        # A plain dictionary: lookups in a subclass with `__missing__` are slower, and a turn needs some hundred.
         self._table: dict[int, bytes] = {}
-        letters = bytes_to_unicode()  # type: ignore[no-untyped-call]  # transformers leaves it so
+        letters = bytes_to_unicode()  # type: ignore[no-untyped-call]  # transformers declares no types
         self._bytes = {letter: byte for byte, letter in letters.items()}
 
     @classmethod

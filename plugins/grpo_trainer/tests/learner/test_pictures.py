@@ -56,7 +56,9 @@ def is_vision(name):
 def make_record(reference, seed, num_pictures):
     """Return a record of two turns with pictures in prompt and observation."""
     rng = np.random.default_rng(seed)
-    text = lambda size: rng.integers(20, 200, size).tolist()  # noqa: E731
+
+    def text(size):
+        return rng.integers(20, 200, size).tolist()
 
     def write(count):
         ids, pictures = text(3), []

@@ -189,7 +189,7 @@ async def check_cancelled_command_is_killed(probe: WorkspaceProbe) -> None:
         running = group.create_task(workspace.exec(command, lambda _data: seen.set()))
         await seen.wait()
         running.cancel()
-        while await count(workspace, "sleep 98765"):  # noqa: ASYNC110 - a process outside cannot set an event of this loop
+        while await count(workspace, "sleep 98765"):  # noqa: ASYNC110 - the kernel sends no event when a process ends
             await asyncio.sleep(0.05)
 
 
@@ -364,7 +364,7 @@ async def check_cancelled_start_leaves_nothing(probe: WorkspaceProbe) -> None:
         if not starting.cancelled():
             await starting.result().close()
         async with asyncio.timeout(30):
-            while probe.example.leftovers():  # noqa: ASYNC110 - a process outside cannot set an event of this loop
+            while probe.example.leftovers():  # noqa: ASYNC110 - a backend announces no end of its clean-up
                 await asyncio.sleep(0.05)
 
 

@@ -152,7 +152,7 @@ async def check_snapshots_are_restored_again_and_again(probe: WorkspaceProbe) ->
         for text in ("1", "2"):
             await shell(workspace, f"for d in . /tmp /more; do echo {text} > $d/number; done")
             kept[text] = await snapshots.snapshot()
-        # A backend may begin with files of its own.
+        # The folder may contain files of the backend too.
         names = (await shell(workspace, "ls")).stdout.decode()
         for text in ("1", "2", "1", "1"):
             killed = await shell(

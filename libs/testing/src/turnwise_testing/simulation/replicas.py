@@ -240,7 +240,7 @@ class _Run:
     def _check_idle(self) -> None:
         time.sleep(60.0)  # longer than the keepalive of a dead connection
         for actor in [each for each in self.ray.live(ReplicaActor) if each.instance is not None]:
-            load = actor.instance._server.load  # noqa: SLF001 - the actor reports it nowhere
+            load = self.manager.call(actor.instance.ping())
             if load.num_requests or load.num_tokens:
                 self.trainer.note_violation(
                     f"leak: {actor.name} still counts {load.num_requests} requests with {load.num_tokens} tokens"

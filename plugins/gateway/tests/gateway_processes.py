@@ -23,27 +23,43 @@ PARTS = """
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import turnwise
+from attrs import evolve
 
 GATE = Path(__file__).with_name("gate")
 
 
 def make(_config, _resources):
-    from turnwise_testing.engines.scripted import ScriptedEngine
+    from turnwise_testing.engines.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
     class GatedEngine(ScriptedEngine):
         async def generate(self, request):
             # The turns of a prompt of this length wait for a file, so its client can leave before there is a turn.
             while 100 < len(request.token_ids) <= 150 and not GATE.exists():
                 await asyncio.sleep(0.02)
-            return await super().generate(request)
+            result = await super().generate(request)
+            size = len(request.token_ids) + len(result.token_ids)
+            return evolve(result, columns={"places": np.arange(2 * size).reshape(size, 2)})
 
     def sample(request):
         size = len(request.token_ids)
         return [20 + size % 7, 21 + size % 5, 22, request.sampling.stop_token_ids[0]]
 
-    # A long prompt is never answered, so its client can leave before there is a turn.
-    return GatedEngine(sample, latency_s=lambda request: 3600.0 if len(request.token_ids) > 150 else 0.0)
+    def wait(request):
+        # A long prompt is never answered, so its client can leave before there is a turn.
+        return 3600.0 if len(request.token_ids) > 150 else 0.0
+
+    capabilities = evolve(SCRIPTED_CAPABILITIES, columns=frozenset(["places"]))
+    return GatedEngine(sample, capabilities=capabilities, latency_s=wait)
+
+
+@turnwise.hookimpl
+def register_columns(registry):
+    def make_places(_config, _resources):
+        return turnwise.ColumnSpec(name="places", dtype="int16", shape=(2,), fill=-1, tokens="all")
+
+    registry.add("places", make_places)
 
 
 @turnwise.hookimpl

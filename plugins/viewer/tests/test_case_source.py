@@ -3,12 +3,14 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from viewer_runs import HOSTILE, build_episode, build_parallel_record, failed_episode, several_records, write_run
 
+from turnwise import ColumnSpec
 from turnwise.types import Placement, Task, TokenScore, TrajectoryScore
 from turnwise_testing.inputs.strategies import trajectories
 from turnwise_viewer.run_folder import RunFolder
@@ -47,6 +49,33 @@ def test_every_record_is_rebuilt(tmp_path_factory, record, value):
         assert saved[name].tolist() == expected[name].tolist()
     assert saved["segments"] == expected["segments"]
     assert found.scores == (score,)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ColumnSpec(name="teacher", dtype="float32", fill=float("nan")),
+        ColumnSpec(name="floor", dtype="float32", fill=float("-inf")),
+        ColumnSpec(name="routes", dtype="int16", shape=(2, 3), fill=-1, tokens="all"),
+        ColumnSpec(name="is_known", dtype="bool", fill=False, tokens="all"),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_open_columns_are_rebuilt(tmp_path, spec):
+    """The values of plugins are there, whatever their type and shape, also those that JSON has not."""
+    record = build_parallel_record()
+    size = record.num_response_tokens if spec.of_responses else len(record)
+    values = spec.filled(size)
+    if spec.tokens == "all":
+        values[:-1] = 1
+    else:
+        values[record.response_mask == 1] = -1.5
+    record = record.with_column(spec, values)
+
+    (found,) = run_case(source_of(tmp_path, build_episode(trajectories=(record,)))).trajectories
+
+    assert record.columns == found.columns
+    assert np.array_equal(values, found.column(spec.name), equal_nan=spec.dtype == "float32")
 
 
 ODD = Task(

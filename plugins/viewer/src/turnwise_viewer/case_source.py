@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pprint import pformat
 from typing import Any, Final
 
+import numpy as np
 from attrs import asdict, define, field
 
 from turnwise.errors import DataError
+from turnwise.record.open_columns import to_plain
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Score, TrajectoryScore
 from turnwise_result_files.episode_rows import read_texts
@@ -97,14 +99,12 @@ class _Writer:
         return self.call("EpisodeResult", arguments)
 
     def record(self, saved: Mapping[str, Any]) -> str:
-        columns = {
-            # Short decimals of 32 bits: reading them gives the same values.
-            name: [float(str(each)) for each in value] if name == "logprobs" else value.tolist()
-            for name, value in saved.items()
-            if name not in ("segments", "num_prompt_tokens")
-        }
-        segments = [tuple(int(each) for each in segment) for segment in saved["segments"]]
-        whole = {"num_prompt_tokens": saved["num_prompt_tokens"], "segments": segments, **columns}
+        values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in saved.items()}
+        # Short decimals of 32 bits: reading them gives the same values.
+        values["logprobs"] = [float(str(each)) for each in saved["logprobs"]]
+        values["segments"] = [tuple(int(each) for each in segment) for segment in saved["segments"]]
+        first = {name: values.pop(name) for name in ("num_prompt_tokens", "segments")}
+        whole = {**first, **to_plain(values)}
         return self.call("Trajectory.from_dict", {"": self.literal(whole)})
 
     def score(self, score: Score) -> str:

@@ -23,6 +23,7 @@ from turnwise.episode.live import LiveEpisode
 from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
 from turnwise.plugin.host import Host, load
 from turnwise.protocols import Agent, Chat, Episode, Resources, Reward, Tool
+from turnwise.record.open_columns import to_plain
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.columns import build_columns
@@ -186,7 +187,7 @@ class Run:
     @property
     def records(self) -> list[dict[str, Any]]:
         """Every trajectory as plain values, to be compared."""
-        return [_plain(trajectory.to_dict()) for trajectory in self.result.trajectories]
+        return [_plain(to_plain(trajectory.to_dict())) for trajectory in self.result.trajectories]
 
 
 def _plain(saved: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from reprlib import repr as shorten
 from typing import Any, Final
 
 import aiohttp
@@ -251,9 +252,9 @@ def find_difference(recorded: Sequence[Event], replayed: Sequence[Event]) -> str
 def _describe(before: object, after: object) -> str:
     if isinstance(before, list) and isinstance(after, list):
         place = next(_differing(before, after))
-        shown = [repr(each[place]) if place < len(each) else "nothing" for each in (before, after)]
+        shown = [shorten(each[place]) if place < len(each) else "nothing" for each in (before, after)]
         return f"at {place}: recorded {shown[0]}, replayed {shown[1]}"
-    return f"recorded {before!r}, replayed {after!r}"
+    return f"recorded {shorten(before)}, replayed {shorten(after)}"
 
 
 def _differing(before: list[object], after: list[object]) -> Iterator[int]:

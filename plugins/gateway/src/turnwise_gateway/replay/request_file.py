@@ -20,7 +20,8 @@ The first line has the format, the task and the capabilities of the engine. Each
   `response`. A replay leaves it out.
 - `end`: the session is over; `records` has the columns and the lineage of each.
 
-Numbers that JSON has not are written as Python does, such as `-Infinity`.
+Values of open columns are written by `turnwise.record.open_columns.encode`. Numbers that JSON has not are written as
+Python does, such as `-Infinity`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from attrs import asdict, define, evolve, field, frozen
 
 from turnwise import Episode, FinishReason, GenerateResult, Task, Trajectory
 from turnwise.errors import DataError, describe
+from turnwise.record.open_columns import decode, encode, to_plain
 from turnwise.record.pictures import Pictures, before, places
 from turnwise.types import Capabilities, TokenArray
 from turnwise_gateway.calls import CallRefusedError, ForwardedCall, ModelCall
@@ -74,7 +76,7 @@ def describe_episode_records(episode: Episode, first: int = 0) -> list[Event]:
         asdict(line if line.parent is None else evolve(line, parent=line.parent - first)) for line in episode.lineage
     ]
     return [
-        {**_plain(record.to_dict()), "lineage": lineage[number] if lineage else None}
+        {**_plain(to_plain(record.to_dict())), "lineage": lineage[number] if lineage else None}
         for number, record in enumerate(episode.trajectories)
         if number >= first
     ]
@@ -163,7 +165,9 @@ class RequestLog(SessionListener):
         size, record = reply.usage.prompt_tokens, turn.record.trajectory
         context = [size, digest_context(record.input_ids[:size], before(record.pictures, size))]
         described |= {"context": context, "sampled_for": turn.number}
-        return {**described, "result": _plain(asdict(turn.result))}
+        columns = {name: encode(values) for name, values in (turn.result.columns or {}).items()}
+        result = _plain(asdict(evolve(turn.result, columns=None)))
+        return {**described, "result": {**result, "columns": columns or None}}
 
     def _divide(self, body: Event) -> Event:
         """Return a body with the numbers of its long texts in base64, whose events are written before."""
@@ -277,10 +281,11 @@ def _read_last(line: str) -> list[Event]:
 def read_result(event: Event) -> GenerateResult:
     """Return the result of an event."""
     result = event["result"]
-    versions = result["weight_version"]
+    versions, columns = result["weight_version"], result.get("columns")
     return GenerateResult(
         **{
             **result,
+            "columns": {name: decode(values) for name, values in columns.items()} if columns else None,
             "finish_reason": FinishReason(result["finish_reason"]),
             "weight_version": versions if isinstance(versions, int) else np.array(versions, np.int32),
         }

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 
-from turnwise import ModelSpec, Resources
+from turnwise import ModelSpec, Resources, Status
 from turnwise.cli import main
 from turnwise.errors import DataError
 from turnwise.types import TrajectoryScore
@@ -167,6 +167,41 @@ def test_fine_tuning_lines_leave_out_what_should_not_be_learned():
     first = episodes()[0]
     result = evolve(first, task=given, messages=(*given.messages, {"role": "user", "content": "c"}))
     assert to_chat(result) is None
+
+
+@pytest.mark.parametrize("status", [each for each in Status if each is not Status.COMPLETED])
+def test_a_turn_that_may_be_cut_off_is_not_learned(status):
+    """The last turn has weight 0; a turn before a tool's reply was whole. A failed episode has no line."""
+    user, call, reply, answer = (
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {}}}]},
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+        {"role": "assistant", "content": "It is 5, because twenty pl"},
+    )
+    result = evolve(
+        episodes()[0], task=make_task(messages=(user,)), messages=(user, call, reply, answer), status=status
+    )
+    ends_in_reply = evolve(result, messages=(user, call, reply))
+    if status is Status.FAILED:
+        assert to_chat(result) is None
+        return
+    assert [1, 0] == [each.get("weight", 1) for each in to_chat(result)["messages"] if each["role"] == "assistant"]
+    assert "weight" not in to_chat(ends_in_reply)["messages"][1]
+    whole = evolve(result, status=Status.COMPLETED)
+    assert not any("weight" in each for each in to_chat(whole)["messages"])
+    assert to_chat(evolve(result, messages=(user, answer))) is None
+
+
+def test_the_reasoning_of_a_turn_is_kept():
+    """The rows of SFT that a file of this format becomes have it too."""
+    first = next(each for each in episodes() if is_clean(each))
+    messages = [
+        {**each, "reasoning_content": "First."} if each["role"] == "assistant" else each for each in first.messages
+    ]
+    written = to_chat(evolve(first, messages=tuple(messages)))["messages"]
+    turns = [each for each in written if each["role"] == "assistant"]
+    assert turns
+    assert {"First."} == {each["reasoning_content"] for each in turns}
 
 
 @pytest.mark.parametrize("own", [[OTHER], [], json.dumps([OTHER])], ids=["own", "none", "text"])

@@ -17,7 +17,7 @@ from turnwise.types import TrajectoryScore
 from turnwise_calculator_demo import model_dir
 from turnwise_chat_templates import load_chat
 from turnwise_conversions import encode_demonstration, to_atif, to_chat, to_dataset
-from turnwise_result_files import TrajectoryWriter
+from turnwise_result_files import TrajectoryWriter, read_results
 from turnwise_testing.probes.agent import AgentProbe, ProbeParser, make_task, probe_resources
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
@@ -228,6 +228,40 @@ def test_a_task_with_its_own_tools(tmp_path, own):
     assert line["tools"] == wanted
     (ids,) = pq.read_table(tmp_path / "a.parquet")["input_ids"].to_pylist()
     assert ids[: len(prompt := chat().prompt(task.messages, wanted))] == prompt.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [None, [OTHER], []], ids=["the run's tools", "its tools", "no tools"])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        {"name": "tool_agent"},
+        {"name": "tool_agent", "system_prompt": "Be brief."},
+        {"name": "tool_agent", "tools_in_prompt": True},
+        {"name": "single_turn", "system_prompt": "Be brief."},
+    ],
+    ids=["plain", "system prompt", "tools in prompt", "single turn"],
+)
+def test_the_prompt_is_the_one_of_the_runs_agent(tmp_path, agent, own):
+    """With --config, the row of a conversation begins as a rollout of its task does, whatever the agent's options."""
+    question = {"role": "user", "content": "What is 2 + 3?"}
+    column = {} if own is None else {"tools": own}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"uid": "a", "messages": [question], **column}) + "\n")
+    messages = [question, {"role": "assistant", "content": "5"}]
+    (tmp_path / "demo.jsonl").write_text(json.dumps({"messages": messages, **column}) + "\n")
+    config = {"model": {"path": str(model_dir())}, "data": {"path": "tasks.jsonl"}, "parser": "hermes", "agent": agent}
+    config |= {"engine": "transformers", "tools": ["calculator"], "rollout": {"response_length": 4}}
+    (tmp_path / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
+
+    assert main(["rollout", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")]) == 0
+    to_sft = ["--to", "sft", "--config", tmp_path / "run.yaml", "--out", tmp_path / "a.parquet"]
+    assert convert(tmp_path / "demo.jsonl", *to_sft) == 0
+
+    (result,) = read_results(tmp_path / "run")
+    prompt = result.trajectories[0].prompt_ids.tolist()
+    (ids,) = pq.read_table(tmp_path / "a.parquet")["input_ids"].to_pylist()
+    assert ids[: len(prompt)] == prompt
+    assert chat().text(ids[len(prompt) : -1]) == "5"
 
 
 def test_a_dataset_has_a_row_for_each_trajectory(run):

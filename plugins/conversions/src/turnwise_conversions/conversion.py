@@ -11,19 +11,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from turnwise import Chat, EpisodeResult, build_resources
-from turnwise.config.resolve import load_resolved
+from turnwise import Chat, EpisodeResult, Message, Task, build_resources
+from turnwise.config.resolve import build_part, load_resolved
 from turnwise.console import Console
 from turnwise.errors import ConfigError, DataError, TemplateError
 from turnwise.files import atomic_write, make_parents, partial_path, replace
+from turnwise.media import MediaTokens
 from turnwise.models.finding import find_model
 from turnwise.models.location import ModelSource
 from turnwise.protocols import ModelSpec
+from turnwise.protocols.agent import PromptingAgent
 from turnwise.protocols.command import OK
 from turnwise.terminal import write_error
-from turnwise.types import ToolSchema
+from turnwise.types import TokenArray, ToolSchema
 from turnwise_chat_templates import load_chat
 from turnwise_conversions.atif import to_atif
 from turnwise_conversions.demonstrations import Demonstration, encode_demonstration
@@ -34,7 +37,7 @@ from turnwise_result_files import read_results
 from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.messages import is_malformed, shows_picture
 from turnwise_strict_json import load_json
-from turnwise_task_files import check_tools, read_conversations
+from turnwise_task_files import Conversation, check_tools, read_conversations
 
 
 def convert(arguments: argparse.Namespace) -> int:
@@ -79,16 +82,49 @@ def _check_options_of_records(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is for conversations; {arguments.source} is a run, whose records have tokens")
 
 
-def _find_chat(arguments: argparse.Namespace) -> tuple[Chat, Sequence[ToolSchema]]:
-    """Return the chat, and the tools of conversations without tools: of a run, or of a model."""
+@frozen
+class _Writing:
+    """
+    The parts that write conversations as token ids.
+
+    Attributes:
+        chat: of a run, or of a model.
+        given: tools of `--tools`, for conversations that do not say; None for the tools of the run.
+        run_tools: of the run.
+        agent: of the run, if its first prompt depends on the task alone.
+    """
+
+    chat: Chat
+    given: Sequence[ToolSchema] | None
+    run_tools: Sequence[ToolSchema] = ()
+    agent: PromptingAgent | None = None
+
+    def encode(self, conversation: Conversation) -> Demonstration:
+        """Return a conversation as a rollout would record it."""
+        agent, tools = self.agent, self.given if conversation.tools is None else conversation.tools
+        column = {} if tools is None else {"tools": list(tools)}
+
+        def write_prompt(messages: Sequence[Message]) -> TokenArray | MediaTokens:
+            assert agent is not None, "it is used with an agent alone"
+            return agent.first_prompt(Task(messages=tuple(messages), uid=conversation.where, extra=column))
+
+        shown = self.run_tools if tools is None else tools
+        return encode_demonstration(self.chat, conversation.messages, shown, None if agent is None else write_prompt)
+
+
+def _find_writing(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> _Writing:
+    """Return the parts of a run or of a model; `tools` replace the run's."""
     if not arguments.config:
         source = ModelSource(path=arguments.model, base_dir=Path.cwd(), revision=arguments.revision, key="--model")
-        return load_chat(ModelSpec(path=find_model(source, weights=False).folder)), ()
+        return _Writing(load_chat(ModelSpec(path=find_model(source, weights=False).folder)), tools or None)
     path, *overrides = arguments.config
-    resources = build_resources(*load_resolved(path, overrides))
+    config, host = load_resolved(path, overrides)
+    resources = build_resources(config, host)
     if resources.chat is None:
         raise ConfigError(f"--config {path}: the run has no model with a chat template")
-    return resources.chat, resources.tool_schemas
+    agent = build_part(host, "agents", config.agent, resources)
+    prompting = agent if isinstance(agent, PromptingAgent) else None
+    return _Writing(resources.chat, tools or None, resources.tool_schemas, prompting)
 
 
 def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple[list[EpisodeResult], int]:
@@ -101,8 +137,7 @@ def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple
 def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tuple[int, int]:
     """Write the file or the folder; return how many were written and read."""
     if arguments.to == "sft" and not arguments.source.is_dir():
-        chat, own_tools = _find_chat(arguments)
-        return _write_sft(arguments.source, arguments.out, chat, tools or own_tools)
+        return _write_sft(arguments.source, arguments.out, _find_writing(arguments, tools))
     chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
     return _write_episodes(chosen, arguments, tools), num_read
 
@@ -153,10 +188,10 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> int:
     return number
 
 
-def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema]) -> tuple[int, int]:
+def _write_sft(source: Path, out: Path, writing: _Writing) -> tuple[int, int]:
     # Files of texts have no column of pictures, and a file is written in one pass.
     illustrated = any(shows_picture(message) for each in read_conversations(source) for message in each.messages)
-    made = (() if each is None else (each,) for each in _demonstrations(source, chat, tools))
+    made = (() if each is None else (each,) for each in _demonstrations(source, writing))
     with _progress() as advance:
         return write_rows(
             out,
@@ -167,7 +202,7 @@ def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema])
         )
 
 
-def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[Demonstration | None]:
+def _demonstrations(source: Path, writing: _Writing) -> Iterator[Demonstration | None]:
     """Yield the tokens of each conversation; None for one that no template can show."""
     for each in read_conversations(source):
         # The format `openai` writes episodes with such turns of a model, and gives them no weight.
@@ -175,7 +210,7 @@ def _demonstrations(source: Path, chat: Chat, tools: Sequence[ToolSchema]) -> It
             yield None
             continue
         try:
-            yield encode_demonstration(chat, each.messages, tools if each.tools is None else each.tools)
+            yield writing.encode(each)
         except (DataError, TemplateError) as error:
             raise DataError(f"{each.where}: {error}") from error
 

@@ -7,7 +7,7 @@ chat template's delta of the messages that follow. The loss covers the assistant
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -37,7 +37,16 @@ class Demonstration:
     pictures: tuple[PlacedPicture, ...] = ()
 
 
-def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Demonstration:
+WritePrompt = Callable[[Sequence[Message]], TokenArray | MediaTokens]
+"""Returns the prompt of the messages before the first turn."""
+
+
+def encode_demonstration(
+    chat: Chat,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema] = (),
+    write_prompt: WritePrompt | None = None,
+) -> Demonstration:
     """
     Return a conversation as a rollout would record it.
 
@@ -47,6 +56,7 @@ def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequenc
         chat: template of the model.
         messages: they end with a turn of the assistant; calls of tools are in the OpenAI form.
         tools: schemas of the tools.
+        write_prompt: of an agent that writes the prompt otherwise than the chat does, such as with a system prompt.
 
     Raises:
         DataError: the conversation has no turn of the assistant, or a malformed call, or the template writes a turn in
@@ -60,7 +70,10 @@ def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequenc
         raise DataError("a demonstration ends with a message of the role assistant")
     if turns[0] == 0:
         raise DataError("a demonstration starts with a message of another role than assistant")
-    parts: list[TokenArray | MediaTokens] = [_prompt(chat, messages[: turns[0]], tools)]
+    before = messages[: turns[0]]
+    parts: list[TokenArray | MediaTokens] = [
+        _prompt(chat, before, tools) if write_prompt is None else write_prompt(before)
+    ]
     mask = [False]
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         written = _encode_turn(chat, messages[: turn + 1], tools)

@@ -107,7 +107,7 @@ def test_an_end_ends_calls_of_other_servers(tmp_path: Path, end: End, response: 
             assert judge.left.wait(WAIT_S)
             ending.join(WAIT_S)
             assert not ending.is_alive()
-            if end in (leave, fail):  # the answer to `fail` does not wait for the result, which an interrupt would cut off
+            if end in (leave, fail):  # `fail` does not wait for the result, which an interrupt would cut off
                 delete(served, session, caller)
             if end is not interrupt:
                 assert 0 == served.stop()[0]

@@ -109,6 +109,11 @@ def test_a_job_may_always_resume(rows, model, tmp_path, monkeypatch, capsys):
     assert seen == [out, out]
     assert main([*command, "--seed", "1"]) == 2
     assert "has another training: seed is 0, not 1" in capsys.readouterr().err
+    table = pq.read_table(rows[0])
+    pq.write_table(table.slice(1), rows[0])
+    assert main(command) == 2  # the file has its name, and other rows
+    assert "has another training: rows_sha256 is '" in capsys.readouterr().err
+    pq.write_table(table, rows[0])
     (out / "sft.json").unlink()
     assert main(command) == 2
     assert "is not empty, and no training of turnwise sft" in capsys.readouterr().err

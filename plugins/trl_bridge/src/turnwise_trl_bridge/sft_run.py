@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -77,7 +78,10 @@ def _options(arguments: argparse.Namespace, model: FoundModel) -> JsonObject:
     names = ("epochs", "batch_size", "learning_rate", "seed")
     of_hub = {"revision": arguments.revision, "commit": model.commit} if model.commit else {}
     path = arguments.model if model.commit else str(Path(arguments.model).expanduser().absolute())
-    paths = {"rows": str(arguments.rows.absolute()), "model": path, **of_hub}
+    # A file of the same name may have other rows by now: the model of the old ones must not pass for theirs.
+    with arguments.rows.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    paths = {"rows": str(arguments.rows.absolute()), "rows_sha256": digest, "model": path, **of_hub}
     return paths | {name: getattr(arguments, name) for name in names}
 
 

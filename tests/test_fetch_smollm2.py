@@ -3,6 +3,8 @@
 import hashlib
 import importlib.util
 import os
+import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -110,3 +112,23 @@ def test_a_full_disk(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fetch_smollm2.py", str(tmp_path)])
     assert script.main() == 1
     assert capsys.readouterr().err == f"fetch_smollm2: error: {tmp_path}: No space left on device\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupt_leaves_nothing(tmp_path, number):
+    """While pip waits for the index: one line, no traceback, and no part of a download in the folder."""
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        environment = os.environ | {"PIP_INDEX_URL": url, "PIP_CONFIG_FILE": os.devnull}
+        command = [sys.executable, str(SCRIPT), str(tmp_path / "models")]
+        started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        connection, _address = index.accept()
+        with connection:
+            started.send_signal(number)  # to the script alone: it has to end pip
+            _output, errors = started.communicate()
+
+    assert started.returncode == 130
+    assert errors.splitlines()[-1] == "fetch_smollm2: interrupted; run this again"
+    assert "Traceback" not in errors
+    assert not any((tmp_path / "models").iterdir())

@@ -125,7 +125,7 @@ class BoundaryError(TurnwiseError):
     """Plugin code raised. `owner` is the owner of the code; the cause is chained."""
 
     def __init__(self, owner: Owner, where: str, cause: BaseException) -> None:
-        super().__init__(f"{where}: {type(cause).__name__}: {cause}")
+        super().__init__(f"{where}: {type(cause).__name__}: {text_of(cause)}")
         self.owner: Owner = owner
         self.where = where
         self.cause = cause
@@ -146,9 +146,17 @@ def is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception; the class of a plugin may fail to make it."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - whoever handles the first error must not fail with the second
+        return f"its text cannot be read: {type(failure).__name__}"
+
+
 def describe(error: BaseException) -> str:
     """Return an exception as one line: its class and its text."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())}"
 
 
 def class_name(part: object) -> str:
@@ -158,7 +166,7 @@ def class_name(part: object) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, or its class where there is no text."""
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 

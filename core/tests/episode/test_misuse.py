@@ -191,3 +191,15 @@ class TestTurnsOfTwoParts:
         saved = TinyEngine().answer([7, 8], FinishReason.ABORT)
         rest = continue_request(REQUEST, saved)
         assert ([1, 7, 8], 1) == (rest.token_ids.tolist(), rest.sampling.max_tokens)
+
+
+def test_an_error_without_a_text():
+    """The class of an engine's error may fail to make its text: the episode fails with the name of the class."""
+
+    class RudeError(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    result = run(LoopAgent(), TinyEngine(error=RudeError()))
+    assert (Status.FAILED, "engine") == (result.status, result.fault.owner)
+    assert "RudeError" in result.fault.message + result.fault.kind

@@ -30,6 +30,7 @@ from turnwise.errors import (
     EpisodeEnd,
     Owner,
     boundary,
+    text_of,
 )
 from turnwise.messages import record_metric
 from turnwise.protocols import Agent, Chat, CheckedChat, GradingReward, Reward
@@ -288,7 +289,7 @@ def _most_serious(error: BaseException, owner: Owner = "agent") -> BaseException
 def _fault(owner: Owner, error: BaseException) -> Fault:
     lines = [line for entry in traceback.format_exception(error) for line in entry.splitlines()]
     shown = "" if isinstance(error, EpisodeEnd) else "\n".join(lines[-_MAX_TRACEBACK_LINES:])
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(text_of(error).split()) or type(error).__name__
     return Fault(owner=owner, kind=type(error).__name__, message=message, traceback=shown)
 
 

@@ -17,13 +17,13 @@ from attrs import define, field, setters
 from attrs.validators import instance_of
 
 from turnwise.episode.containment import ContainedTask, Waits
+from turnwise.episode.engine_results import check_result
 from turnwise.episode.events import EpisodeEvents
 from turnwise.episode.journal import Journal
 from turnwise.episode.records import EpisodeRecords
 from turnwise.episode.requests import (
     OnCut,
     TurnOptions,
-    check_result,
     choose_seed,
     name_record,
     request_turn,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from attrs import evolve, frozen
 
 from turnwise.episode.setup import Limits
-from turnwise.errors import BudgetExhausted, ConfigError, EngineError
+from turnwise.errors import BudgetExhausted, ConfigError
 from turnwise.record.column_specs import NO_COLUMNS, ColumnSpec
 from turnwise.record.limit import AGENT_TURN, SAMPLED, TURN, VALIDATION_TURN, Room
-from turnwise.record.open_columns import check_columns, check_same, drop_last, join_columns, specs_of
+from turnwise.record.open_columns import check_same, drop_last, join_columns, specs_of
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.step_results import Counters, RecordedTurn, TurnPosition
 from turnwise.types import (
@@ -29,8 +29,6 @@ from turnwise.types import (
 
 OnCut = Callable[[GenerateResult], object]
 """Called with what the engine has sampled for a call that is cancelled."""
-_MAX_LOGPROB: Final = 1e-3
-"""Engines round: a probability of 1 may come with a log-probability a little above 0."""
 
 
 class SamplingEpisode(Protocol):
@@ -97,43 +95,6 @@ def name_record(key: str, position: TurnPosition) -> str:
     if path >= 0:
         return f"{key}/{record - 1}.{num_tokens}.{path}"
     return f"{key}/{record - 1}" if record > 1 else key
-
-
-def check_result(
-    result: GenerateResult,
-    request: GenerateRequest,
-    capabilities: Capabilities,
-    columns: Mapping[str, ColumnSpec] = NO_COLUMNS,
-) -> GenerateResult:
-    """
-    Return a result, with its open columns in the types of their declarations; the record checks the rest.
-
-    Raises:
-        EngineError: no engine may return it.
-        TrajectoryError: its columns are not declared, or do not fit its tokens.
-    """
-    if not isinstance(result, GenerateResult):
-        raise EngineError(f"generate returned {type(result).__name__}, expected a GenerateResult")
-    ids, versions = result.token_ids, result.weight_version
-    limit, vocab_size = request.sampling.max_tokens, capabilities.vocab_size
-    if limit is not None and len(ids) > limit:
-        raise EngineError(f"the engine returned {len(ids)} tokens for max_tokens={limit}")
-    if not isinstance(result.finish_reason, FinishReason):
-        raise EngineError(f"the engine returned the finish reason {result.finish_reason!r}, expected a FinishReason")
-    if not isinstance(result.num_cached_tokens, int | np.integer):
-        raise EngineError(f"the engine returned {result.num_cached_tokens!r} cached tokens, expected an integer")
-    if not isinstance(versions, int) and np.shape(versions) not in ((), (len(ids),)):
-        raise EngineError(f"the engine returned {len(versions)} weight versions for {len(ids)} tokens")
-    if result.columns is not None:
-        result = check_columns(result, columns, len(request.token_ids))
-    if len(ids) == 0:
-        return result
-    highest = np.maximum.reduce(result.logprobs)
-    if highest > _MAX_LOGPROB:
-        raise EngineError(f"the engine returned the log-probability {highest:g}, expected at most 0")
-    if vocab_size is not None and int(np.maximum.reduce(ids)) >= vocab_size:
-        raise EngineError(f"the engine returned the id {int(ids.max())} for a vocabulary of {vocab_size} ids")
-    return result
 
 
 async def request_turn(

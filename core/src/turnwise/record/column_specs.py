@@ -17,7 +17,7 @@ import numpy as np
 from attrs import asdict, field, frozen
 from numpy.typing import ArrayLike, NDArray
 
-from turnwise.errors import PluginError, TrajectoryError
+from turnwise.errors import PluginError, TrajectoryError, text_of
 
 Tokens = Literal["sampled", "all", "none"]
 OnBranch = Literal["keep", "fill"]
@@ -54,6 +54,18 @@ def _is_lost(array: NDArray[Any], stored: NDArray[Any]) -> bool:
     if stored.dtype.kind == "f":
         return not np.isfinite(stored[np.isfinite(array)]).all()
     return not np.array_equal(stored, array)
+
+
+def read_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Return the values of a column as an array of real numbers; `TrajectoryError` for anything else."""
+    where = f"column {name!r}"
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # of another library too, such as a tensor that numpy cannot read
+        raise TrajectoryError(f"{where} has values that are no array of numbers: {text_of(error)}") from error
+    if array.dtype.kind in _NO_NUMBERS or array.dtype.names is not None:
+        raise TrajectoryError(f"{where} has values of {array.dtype}, expected numbers")
+    return array
 
 
 @frozen(kw_only=True)
@@ -132,18 +144,13 @@ class ColumnSpec:
             TrajectoryError: they have another shape, or a value that the type does not have.
         """
         where = f"column {self.name!r}"
-        try:
-            array = np.asarray(values)
-        except Exception as error:  # of another library too, such as a tensor that numpy cannot read
-            raise TrajectoryError(f"{where} has values that are no array of numbers: {error}") from error
+        array = read_numbers(self.name, values)
         if array.shape[1:] != self.shape or array.ndim == 0:
             expected = ", ".join(["n", *map(str, self.shape)])
             raise TrajectoryError(f"{where} has values of shape {array.shape}, expected ({expected})")
         wanted = np.dtype(self.dtype)
         if array.dtype == wanted:
             return array
-        if array.dtype.kind in _NO_NUMBERS:
-            raise TrajectoryError(f"{where} has values of {array.dtype}, expected numbers")
         with np.errstate(all="ignore"):
             stored = array.astype(wanted)
         if _is_lost(array, stored):

@@ -117,7 +117,7 @@ def put_column(
 
 def check_columns(result: GenerateResult, specs: Mapping[str, ColumnSpec], num_context: int) -> GenerateResult:
     """
-    Return a result with its columns in the types of their declarations.
+    Return a plain result with its columns in the types of their declarations.
 
     Raises:
         TrajectoryError: no plugin declares a column, or its values do not fit the tokens.

@@ -18,7 +18,7 @@ from turnwise.episode.live import LiveEpisode
 from turnwise.episode.records import EpisodeRecords
 from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
 from turnwise.episode.waiting import gather_waits
-from turnwise.errors import BoundaryError, boundary
+from turnwise.errors import BoundaryError, boundary, text_of
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import EpisodesRetried, LimitReached, Wait
 from turnwise.protocols import Interaction, Reward, ServiceAgent, ServiceClient, ServingAgent
@@ -236,7 +236,7 @@ class Worker:
 
     def _fail(self, spec: EpisodeSpec, error: Exception) -> EpisodeResult:
         owner, cause = (error.owner, error.cause) if isinstance(error, BoundaryError) else ("infra", error)
-        fault = Fault(owner=owner, kind=type(cause).__name__, message=" ".join(str(error).split()))
+        fault = Fault(owner=owner, kind=type(cause).__name__, message=" ".join(text_of(error).split()))
         result = build_unrun_result(spec, Status.FAILED, fault)
         self.parts.observers.emit("on_episode_finished", result)
         return result

@@ -16,9 +16,11 @@ from itertools import count
 
 import structlog
 from attrs import define, evolve, field
+from numpy.typing import ArrayLike
 from structlog.contextvars import bind_contextvars
 
-from turnwise.errors import ReplicaDiedError, TornWeightsError, describe, is_cancelled
+from turnwise.episode.engine_results import as_plain_result
+from turnwise.errors import ReplicaDiedError, TornWeightsError, describe, is_cancelled, text_of
 from turnwise.media import PictureName, PlacedPicture
 from turnwise.protocols import Engine, ReplicaLoad
 from turnwise.routing import episode_of
@@ -38,7 +40,7 @@ from turnwise.runtime.remote.wire import (
     pack_results,
     unpack_requests,
 )
-from turnwise.types import GenerateRequest, GenerateResult
+from turnwise.types import GenerateRequest, GenerateResult, as_token_array
 from turnwise.weights.sleep import SleepState
 
 Post = Callable[[ToWorker | WantedPictures], None]
@@ -213,9 +215,10 @@ class ReplicaServer:
         attempt.task = group.create_task(serving)
         attempt.task.add_done_callback(partial(self._end, attempt))
 
-    def _note_tokens(self, worker: int, request_id: str, token_ids: Sequence[int]) -> None:
+    def _note_tokens(self, worker: int, request_id: str, token_ids: ArrayLike) -> None:
+        ids = as_token_array(token_ids).tolist()  # raises in the engine's call, so that only this request fails
         if client := self._clients.get(worker):
-            client.heard.setdefault(request_id, []).extend(token_ids)
+            client.heard.setdefault(request_id, []).extend(ids)
             client.messages.schedule()
 
     def _find_context(self, worker: int, request: UnpackedRequest) -> Context | None:
@@ -302,7 +305,8 @@ class ReplicaServer:
             # After the waits, in which the engine may have fallen asleep. The worker then asks another replica.
             self.sleep_state.check_serving()
             attempt.in_engine = True
-            result = await self.engine.generate(request)
+            # Checked here: a value that cannot be packed would cost the other results of the message.
+            result = as_plain_result(await self.engine.generate(request))
             attempt.context.add_result(request.request_id, result.token_ids)
             self._client(worker).results.append((request.request_id, result))
         except (ReplicaDiedError, TornWeightsError):
@@ -313,7 +317,7 @@ class ReplicaServer:
             if _is_own_end(error):
                 raise
             # Any other error of the engine concerns only this request, also one that would end the process.
-            self._client(worker).failed.append((request.request_id, name_error(error), str(error)))
+            self._client(worker).failed.append((request.request_id, name_error(error), text_of(error)))
 
     async def _is_confirmed(self, worker: int, item: str, column: list[str] | None = None) -> bool:
         """Send a message, with an id in a column, and wait until its worker confirms the id; False if that is gone."""

@@ -311,6 +311,7 @@ class TokenRecord:
         ids: TokenArray,
         logprobs: ArrayLike = 0.0,
         versions: ArrayLike = NO_VERSION,
+        /,  # an open column may have any of these names
         **open_values: ArrayLike,
     ) -> None:
         self._check_open()

@@ -2,9 +2,12 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 
+import numpy as np
 import pytest
+import torch
 
 import turnwise.batch
 import turnwise.record
@@ -13,6 +16,7 @@ from turnwise.batch.packed_batch import collate_packed
 from turnwise.batch.rollout_batch import RolloutBatch, collate
 from turnwise.errors import PluginError
 from turnwise.record.column_specs import ColumnSpec, check_open
+from turnwise.record.open_columns import to_plain
 from turnwise_testing.inputs.small_episodes import episode
 
 
@@ -60,3 +64,42 @@ def test_any_name(name):
     assert [7, 8, -1] == packed.fields[name].tolist()
     for batch in (padded, padded.select([0]), RolloutBatch.from_packed(packed, response_length=4)):
         assert [[7, 8, -1, -1]] == batch.fields[name].tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"fill": np.float32(-1)}, {"fill": -1.0}),
+        ({"fill": np.finfo(np.float32).min}, {"fill": float(np.finfo(np.float32).min)}),
+        ({"fill": np.float32("nan")}, {"fill": float("nan")}),
+        ({"fill": np.float16("-inf")}, {"fill": float("-inf")}),
+        ({"fill": np.array(-1.0)}, {"fill": -1.0}),
+        ({"fill": np.longdouble(-1)}, {"fill": -1.0}),
+        ({"fill": torch.tensor(-1.0)}, {"fill": -1.0}),
+        ({"dtype": "int64", "fill": np.uint64(2**62)}, {"dtype": "int64", "fill": 2**62}),
+        ({"dtype": "int64", "fill": torch.tensor(2**62)}, {"dtype": "int64", "fill": 2**62}),
+        ({"dtype": "int32", "fill": np.int64(-1)}, {"dtype": "int32", "fill": -1}),
+        ({"dtype": "int16", "fill": np.iinfo(np.int16).min}, {"dtype": "int16", "fill": -(2**15)}),
+        ({"dtype": "bool", "fill": np.bool_(True)}, {"dtype": "bool", "fill": True}),
+        ({"dtype": np.dtype("float32")}, {}),
+        ({"dtype": np.float32}, {}),
+        ({"dtype": np.dtype("<i8")}, {"dtype": "int64"}),
+        ({"version": np.int64(2)}, {"version": 2}),
+        ({"shape": (np.int64(2),)}, {"shape": (2,)}),
+        ({"shape": np.array([2, 3])}, {"shape": (2, 3)}),
+        ({"shape": [2]}, {"shape": (2,)}),
+        ({"name": np.str_("x")}, {}),
+        ({"tokens": np.str_("all"), "on_branch": np.str_("fill")}, {"tokens": "all", "on_branch": "fill"}),
+    ],
+)
+def test_values_of_numpy(given, plain):
+    """They become plain ones: the declaration is equal, and files take it."""
+    options = {"name": "x", "dtype": "float32"}
+    spec, expected = ColumnSpec(**options | given), ColumnSpec(**options | plain)
+
+    assert (expected, hash(expected)) == (spec, hash(spec))
+    assert json.dumps(expected.to_dict()) == json.dumps(spec.to_dict())
+    assert spec == ColumnSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    record = Trajectory([1])
+    record.add_action([2], [-0.5], columns=[(spec, spec.filled(1))])
+    json.dumps(to_plain(record.to_dict())["open_columns"])

@@ -2,13 +2,18 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from turnwise import ColumnSpec
+from turnwise import ColumnSpec, Status
+from turnwise.batch.packed_batch import collate_packed
 from turnwise.errors import DataError
-from turnwise_result_files import TrajectoryWriter, read_results
+from turnwise.record.ended import EndedEpisode
+from turnwise.record.spec import EpisodeSpec
+from turnwise_result_files import TrajectoryWriter, episode_rows, load_unfinished, read_results, save_unfinished
+from turnwise_result_files.batches import load_packed_batch, save_batch
 from turnwise_result_files.row_schema import SCHEMA
 from turnwise_testing.inputs.small_episodes import episode, trajectory
 
@@ -32,6 +37,74 @@ def test_both_forms_give_the_column_back(tmp_path, suffix):
     first, second = read_results(path)
     assert [2, 1, -1, 0] == first.trajectories[0].column("rank").tolist()
     assert ({"rank": RANK}, {}) == (first.trajectories[0].columns, second.trajectories[0].columns)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32", "fill": np.finfo(np.float32).min},
+        {"dtype": np.float32, "fill": np.float32("nan")},
+        {"dtype": np.dtype("int32"), "fill": np.int64(-1), "version": np.int64(3)},
+        {"dtype": "bool", "fill": np.bool_(True), "shape": np.array([2])},
+    ],
+)
+def test_declarations_with_values_of_numpy(tmp_path, suffix, options):
+    """Files of episodes, of unfinished ones and of batches give them back."""
+    spec = ColumnSpec(name="margin", tokens="none", **options)
+    result = episode(trajectory().with_column(spec, spec.filled(4)))
+    path = tmp_path / f"t.{suffix}"
+    with TrajectoryWriter(path) as writer:
+        assert writer.write(result) is result
+    (read,) = read_results(path)
+    ended = EndedEpisode(spec=EpisodeSpec(task=result.task, agent_name="a"), result=result)
+    save_unfinished(tmp_path / "u.jsonl", [ended])
+    (unfinished,) = load_unfinished(tmp_path / "u.jsonl")
+    packed = collate_packed([result], pad_token_id=0)
+    save_batch(packed, tmp_path / "b.safetensors")
+
+    for found in (read, unfinished.result):
+        assert {"margin": spec} == found.trajectories[0].columns
+        assert result.trajectories[0].column("margin").tobytes() == found.trajectories[0].column("margin").tobytes()
+    loaded = load_packed_batch(tmp_path / "b.safetensors")
+    assert str(packed.field_fills) == str(loaded.field_fills)
+    assert packed.fields["margin"].numpy().tobytes() == loaded.fields["margin"].numpy().tobytes()
+
+
+class Undeclared(ColumnSpec):
+    """A declaration that no file takes."""
+
+    def to_dict(self):
+        return super().to_dict() | {"fill": object()}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize("odd", ["a declaration", "a size", "a sum of sizes"])
+def test_a_column_that_no_file_takes(tmp_path, monkeypatch, suffix, odd):
+    """Its episode fails, and is written without it; its other columns and the other episodes stay as they are."""
+    monkeypatch.setattr(episode_rows, "_MAX_COLUMN_BYTES", 100)
+    kind, shape, names = {
+        "a declaration": (Undeclared, (), ["odd"]),
+        "a size": (ColumnSpec, (100,), ["odd"]),
+        "a sum of sizes": (ColumnSpec, (15,), ["odd", "odder"]),
+    }[odd]
+    record = trajectory().with_column(RANK, [2, 1, -1, 0])
+    for name in names:
+        spec = kind(name=name, dtype="uint8", shape=shape, tokens="none")
+        record = record.with_column(spec, spec.filled(4))
+    good = [episode(trajectory().with_column(RANK, [2, 1, -1, 0]), uid=uid) for uid in ("first", "last")]
+    path = tmp_path / f"t.{suffix}"
+    with TrajectoryWriter(path) as writer:
+        written = [writer.write(each) for each in (good[0], episode(record, uid="odd"), good[1])]
+
+    read = read_results(path)
+    assert ["first", "odd", "last"] == [each.task.uid for each in read]
+    kept = {"a sum of sizes": ["rank", "odd"]}.get(odd, ["rank"])
+    assert [["rank"], kept, ["rank"]] == [list(each.trajectories[0].columns) for each in read]
+    assert [Status.COMPLETED, Status.FAILED, Status.COMPLETED] == [each.status for each in read]
+    assert kept == list(written[1].trajectories[0].columns)
+    assert "cannot be written: " in read[1].fault.message
+    assert [2, 1, -1, 0] == read[1].trajectories[0].column("rank").tolist()
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])

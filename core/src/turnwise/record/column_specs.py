@@ -45,6 +45,24 @@ def _as_shape(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(int(size) if isinstance(size, np.integer) else size for size in sizes)
 
 
+def _as_number(value: Any) -> Any:
+    """Return the Python number in a value of numpy or torch, which no JSON has; any other value stays."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # noqa: BLE001 - the checks refuse such a value by the name of the column
+        return value
+    if array.ndim > 0 or array.dtype.kind not in "biuf":
+        return value
+    return float(array) if array.dtype.kind == "f" else array.item()
+
+
+def _as_type_name(dtype: Any) -> str:
+    if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
+        return np.dtype(dtype).name
+    name: str = dtype  # any other value is refused by the name of the column
+    return name
+
+
 def _fill_key(fill: float) -> object:
     return "nan" if fill != fill else fill  # two fills of nan are equal, and nan is not equal to itself
 
@@ -75,7 +93,7 @@ class ColumnSpec:
 
     Attributes:
         name: of the column, and of the field of batches: lower-case letters, digits and underscores.
-        dtype: one of `TYPES`.
+        dtype: one of `TYPES`, or a type of numpy with this name.
         shape: of the value of a token; () is a number.
         fill: of all tokens without a value, and of pads; each number of a value is it.
         tokens: the tokens that can have values. `sampled`: the policy sampled them, in the record or before a branch of
@@ -87,12 +105,12 @@ class ColumnSpec:
     """
 
     name: str
-    dtype: str
+    dtype: str = field(converter=_as_type_name)
     shape: tuple[int, ...] = field(default=(), converter=_as_shape)
-    fill: float = field(default=0, eq=_fill_key)
+    fill: float = field(default=0, eq=_fill_key, converter=_as_number)
     tokens: Tokens = "sampled"
     on_branch: OnBranch = "keep"
-    version: int = 1
+    version: int = field(default=1, converter=_as_number)
 
     def __attrs_post_init__(self) -> None:
         where = f"column {self.name!r}"
@@ -110,12 +128,12 @@ class ColumnSpec:
 
     def _check_fill(self, where: str) -> None:
         try:
-            given = np.array(self.fill)
+            given = np.asarray(self.fill)
             with np.errstate(all="ignore"):
                 is_wrong = (
                     given.ndim > 0 or given.dtype.kind in _NO_NUMBERS or _is_lost(given, given.astype(self.dtype))
                 )
-        except (TypeError, ValueError, OverflowError):
+        except Exception:  # noqa: BLE001 - of another library too
             is_wrong = True
         if is_wrong:
             raise PluginError(f"{where} has the fill {self.fill}, which is no {self.dtype}")

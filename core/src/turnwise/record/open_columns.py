@@ -7,7 +7,7 @@ Open columns of a token record: saving and restoring them, filling them after th
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +46,11 @@ def restore_open(saved: Mapping[str, Any], num_tokens: int) -> list[tuple[Column
             raise TrajectoryError(f"column {spec.name!r} has {len(array)} values for {num_tokens} tokens")
         found.append((spec, array))
     return found
+
+
+def keep_open(saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the result of `Trajectory.to_dict` of a record without open paths, with some of its open columns."""
+    return {**saved, _SAVED: [(spec, values) for spec, values in saved.get(_SAVED, ()) if spec["name"] in names]}
 
 
 def to_plain(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from turnwise.record.columns import DTYPES, NO_VERSION, Origin
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.limit import ReachedLimit
 from turnwise.record.lineage import RecordLineage
-from turnwise.record.open_columns import decode_column, encode
+from turnwise.record.open_columns import decode_column, encode, keep_open
 from turnwise.record.outside_call import OutsideCall
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
@@ -41,6 +42,9 @@ from turnwise_result_files.row_schema import ARRAYS, ATTEMPT, COUNTS, FAULT, JSO
 _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
 _REQUEST: Final = ("rollout_n", "global_step", "validation")
 
+_MAX_COLUMN_BYTES: Final = 2**30
+"""Most bytes of the open columns of a record; Arrow takes 2 GiB of text, which is a third longer, in a row."""
+
 # Episodes to rows
 
 
@@ -61,6 +65,7 @@ def without_odd_values(result: EpisodeResult, error: Exception) -> EpisodeResult
         status=Status.FAILED,
         fault=Fault(owner=owner, kind=type(error).__name__, message=f"cannot be written: {first_line(error)}"),
         scores=(),
+        trajectories=tuple(map(_without_odd_columns, result.trajectories)),
         messages=tuple(each for each in result.messages if isinstance(each, Mapping)),
         metrics=EpisodeMetrics(),
     )
@@ -141,15 +146,30 @@ def _record_columns(
             {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
             for s in record.segments
         ],
-        "open_columns": [*(_open_column(record, name) for name in record.columns), *pictures] or None,
+        "open_columns": [*_open_columns(record), *pictures] or None,
         "prompt_text": plain_text(decode(record.prompt_ids)) if decode else None,
         "response_text": plain_text(decode(record.response_ids)) if decode else None,
     }
 
 
-def _open_column(record: Trajectory, name: str) -> Row:
-    declaration = json.dumps(record.columns[name].to_dict())
-    return {"name": name, "declaration": declaration, "values": encode(record.column(name))["data"]}
+def _open_columns(record: Trajectory) -> Iterator[Row]:
+    """Yield the open columns of a record; an exception for the first one that no file takes."""
+    num_bytes = 0
+    for name, spec in record.columns.items():
+        values = record.column(name)
+        num_bytes += values.nbytes
+        if num_bytes > _MAX_COLUMN_BYTES:
+            raise DataError(f"column {name!r}: the columns of a record have more than {_MAX_COLUMN_BYTES} bytes")
+        yield {"name": name, "declaration": json.dumps(spec.to_dict()), "values": encode(values)["data"]}
+
+
+def _without_odd_columns(record: Trajectory) -> Trajectory:
+    """Return a record with the open columns before the first one that no file takes."""
+    kept: set[str] = set()
+    with suppress(Exception):
+        for column in _open_columns(record):
+            kept.add(column["name"])
+    return record if len(kept) == len(record.columns) else Trajectory.from_dict(keep_open(record.to_dict(), kept))
 
 
 def _score_columns(score: Score | None) -> Row:

@@ -103,3 +103,20 @@ def test_values_of_numpy(given, plain):
     record = Trajectory([1])
     record.add_action([2], [-0.5], columns=[(spec, spec.filled(1))])
     json.dumps(to_plain(record.to_dict())["open_columns"])
+
+
+@pytest.mark.parametrize("tokens", ["sampled", "all", "none"])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("nothing", [[], np.array([]), np.zeros(0, np.int64), ()])
+def test_no_values(tokens, shape, nothing):
+    """An empty list or array is the values of no tokens, in a column of any shape."""
+    spec = ColumnSpec(name="x", dtype="float32", shape=shape, tokens=tokens)
+    found = spec.read(nothing)
+
+    assert ((0, *shape), np.float32) == (found.shape, found.dtype)
+    if tokens != "all":
+        assert (0, *shape) == Trajectory([1, 2]).with_column(spec, nothing).column("x").shape
+    if tokens != "none":
+        record = Trajectory([1, 2])
+        record.add_action([], [], columns=[(spec, nothing)])
+        assert 2 == len(record)

@@ -163,6 +163,8 @@ class ColumnSpec:
         """
         where = f"column {self.name!r}"
         array = read_numbers(self.name, values)
+        if array.shape == (0,):  # `[]` does not tell the shape of the values that it has none of
+            array = array.reshape(0, *self.shape)
         if array.shape[1:] != self.shape or array.ndim == 0:
             expected = ", ".join(["n", *map(str, self.shape)])
             raise TrajectoryError(f"{where} has values of shape {array.shape}, expected ({expected})")

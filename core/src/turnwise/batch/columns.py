@@ -131,6 +131,8 @@ class BatchColumns:
         pad_token_id: the id of pads.
         fields: tensors that postprocessors added, and the open columns of the records, by name.
         field_fills: the value of the pads of fields where it is not 0.
+        field_alignment: what the values of each field belong to. A padded batch may lack one: its shape tells it,
+            unless no row has a prompt.
     """
 
     input_ids: Tensor
@@ -148,6 +150,7 @@ class BatchColumns:
     pad_token_id: int
     fields: Mapping[str, Tensor] = field(factory=dict)
     field_fills: Mapping[str, float] = field(factory=dict)
+    field_alignment: Mapping[str, Alignment] = field(factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)

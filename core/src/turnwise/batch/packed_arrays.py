@@ -67,9 +67,14 @@ def arrays_of(rows: Rows) -> PackedArrays:
         fields={
             name: join_rows(each.values, each.spec.dtype, each.spec.shape) for name, each in rows.open_columns.items()
         },
-        field_alignment={name: each.alignment for name, each in rows.open_columns.items()},
+        field_alignment=field_alignment(rows),
         field_fills=field_fills(rows),
     )
+
+
+def field_alignment(rows: Rows) -> dict[str, Alignment]:
+    """Return what the values of each open column belong to."""
+    return {name: each.alignment for name, each in rows.open_columns.items()}
 
 
 def field_fills(rows: Rows) -> dict[str, float]:

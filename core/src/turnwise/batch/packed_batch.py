@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns
 from turnwise.batch.packed_arrays import arrays_of
@@ -38,19 +38,18 @@ class PackedBatch(BatchColumns):
 
     Columns of tokens are (N,). Columns of response tokens are (M,), the responses end to end: prompts have no entry in
     them. `split` cuts either into rows. `block_start` and `path_start` count within the row, as in the `Trajectory`.
+    Fields are (B,), (M, ...) or (N, ...), and `field_alignment` has each of them.
 
     Attributes:
         cu_seqlens: (B + 1,) int32, where rows start and end.
         prompt_lens: (B,) int64.
         block_positions: (N,) int32, `position_ids` of a batch with blocks; None in one without, where they follow from
             `cu_seqlens`.
-        field_alignment: what the values of each field belong to. Fields are (B,), (M, ...) or (N, ...).
     """
 
     cu_seqlens: Tensor
     prompt_lens: Tensor
     block_positions: Tensor | None = None
-    field_alignment: Mapping[str, Alignment] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         total, ends = len(self.input_ids), self.cu_seqlens.tolist()

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns
-from turnwise.batch.packed_arrays import field_fills
+from turnwise.batch.packed_arrays import field_alignment, field_fills
 from turnwise.batch.packed_batch import PackedBatch, count_positions, no_layout
 from turnwise.batch.padding import Padding, Widths, as_array, find_alignment
 from turnwise.batch.rows import Rows, build_rows
@@ -107,11 +107,11 @@ class RolloutBatch(BatchColumns):
             DuplicateNameError: the batch, a `BatchRow` or another field has the name.
             PluginError: a shape is none of these.
         """
-        for name, tensor in new.items():
+        for name in new:
             if name in _TAKEN_NAMES or name in self.fields:
                 raise DuplicateNameError(f"field {name!r}: the batch already has an attribute or a field of that name")
-            self._alignment(name, tensor)
-        return evolve(self, fields={**self.fields, **new})
+        found = {name: self._alignment(name, tensor) for name, tensor in new.items()}
+        return evolve(self, fields={**self.fields, **new}, field_alignment={**self.field_alignment, **found})
 
     def select(self, rows: slice | Sequence[int] | Tensor) -> RolloutBatch:
         """Return some rows in the given order, with their padding; a (B,) bool tensor selects its True rows."""
@@ -183,7 +183,8 @@ class RolloutBatch(BatchColumns):
             for name, tensor in packed.fields.items()
         }
         others: dict[str, object] = {"rows": packed.rows, "pad_token_id": packed.pad_token_id}
-        return _make_batch(padded, padding, fields=fields, field_fills=fills, **others)
+        others |= {"field_fills": fills, "field_alignment": packed.field_alignment}
+        return _make_batch(padded, padding, fields=fields, **others)
 
     @classmethod
     def from_rows(cls, rows: Rows, *, pad_token_id: int, **widths: Unpack[Widths]) -> RolloutBatch:
@@ -206,10 +207,14 @@ class RolloutBatch(BatchColumns):
             for name, each in rows.open_columns.items()
         }
         others: dict[str, object] = {"rows": rows.rows, "pad_token_id": pad_token_id}
-        return _make_batch(padded, padding, fields=fields, field_fills=field_fills(rows), **others)
+        others |= {"field_fills": field_fills(rows), "field_alignment": field_alignment(rows)}
+        return _make_batch(padded, padding, fields=fields, **others)
 
     def _alignment(self, name: str, tensor: Tensor) -> Alignment:
-        return find_alignment(name, tuple(tensor.shape), len(self), self.response_length, self.input_ids.shape[1])
+        size, width = len(self), self.input_ids.shape[1]
+        found = find_alignment(name, tuple(tensor.shape), size, self.response_length, width)
+        # The shape is the same for both if no column is of prompts. Otherwise it tells more than what is written.
+        return found if self.prompt_length or found == "row" else self.field_alignment.get(name, found)
 
 
 _TAKEN_NAMES: Final = frozenset({*dir(RolloutBatch), *dir(PackedBatch), *ROW_NAMES})

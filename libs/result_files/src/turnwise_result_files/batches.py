@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _PACKED: Final = (*COLUMNS, "cu_seqlens", "prompt_lens")
 _PADDED: Final = (*COLUMNS, "attention_mask")
+_OF_FIELDS: Final = ("field_fills", "field_alignment")
 
 
 def save_batch(batch: PackedBatch | RolloutBatch, path: str | Path, **widths: Unpack[Widths]) -> None:
@@ -98,6 +99,8 @@ def to_tensordict(batch: RolloutBatch) -> TensorDict:
     result.set_non_tensor("pad_token_id", batch.pad_token_id)
     if batch.field_fills:
         result.set_non_tensor("field_fills", dict(batch.field_fills))
+    if batch.field_alignment:
+        result.set_non_tensor("field_alignment", dict(batch.field_alignment))
     return result
 
 
@@ -111,15 +114,15 @@ def from_tensordict(tensordict: TensorDict) -> RolloutBatch:
     own, names = {*_PADDED, *ROW_NAMES, "prompts", "responses", "pad_token_id"}, set(map(str, tensordict.keys()))
     if missing := sorted(own - names):
         raise PluginError(f"a TensorDict of a batch lacks {', '.join(missing)}")
-    fills = tensordict["field_fills"] if "field_fills" in names else {}
+    others = {name: tensordict[name] for name in _OF_FIELDS if name in names}
     batch = RolloutBatch(
         **{name: tensordict[name] for name in _PADDED},
         rows=_make_rows({name: tensordict.get(name).tolist() for name in ROW_NAMES}, tensordict.batch_size[0]),
         prompt_length=tensordict["prompts"].shape[1],
         pad_token_id=tensordict["pad_token_id"],
-        field_fills=fills,
+        **others,
     )
-    return batch.with_fields({name: tensordict[name] for name in sorted(names - own - {"field_fills"})})
+    return batch.with_fields({name: tensordict[name] for name in sorted(names - own - {*_OF_FIELDS})})
 
 
 def _read_file(path: str | Path) -> tuple[PackedBatch, Widths]:

@@ -25,6 +25,7 @@ from turnwise.record.columns import is_sampled
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise_result_files import (
+    TrajectoryWriter,
     from_tensordict,
     load_batch,
     load_unfinished,
@@ -177,6 +178,39 @@ def test_a_column_that_an_engine_may_not_give(sections: dict[str, object], text:
     faults = [each.fault for each in read_results(tmp_path / "out")]
     assert faults
     assert {("engine", text)} == {fault and (fault.owner, fault.message) for fault in faults}
+
+
+def resume(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Resume the run in the folder `out`."""
+    command = [sys.executable, "-m", "turnwise.cli", "rollout", "--resume", str(folder / "out")]
+    return subprocess.run(command, env=environment_of(folder), capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_run_is_not_resumed_with_other_columns(tmp_path: Path) -> None:
+    """It is refused at its start, in one line, before an episode runs; with the plugin of its start it ends well."""
+    done = roll_out(tmp_path)
+    assert done.returncode == 0, done.stderr
+    out, module = tmp_path / "out", tmp_path / SITE / "turnwise_columns.py"
+    first, *_others = read_results(out)
+    for name in ("trajectories.parquet", "metrics.json", "batch.safetensors"):
+        (out / name).unlink()
+    with TrajectoryWriter(out / "trajectories.parquet") as writer:
+        writer.write(first)
+    before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    module.write_text(SOURCE.replace('ColumnSpec(name="top_k", ', 'ColumnSpec(name="top_k", version=2, '))
+    refused = resume(tmp_path)
+
+    assert refused.returncode == 2, refused.stderr
+    error = next(line for line in refused.stderr.splitlines() if line.startswith("turnwise: error: "))
+    assert f"episode {first.uid!r} has the column 'top_k' in another declaration than" in error
+    assert "Traceback" not in refused.stderr
+    assert before == {path: path.read_bytes() for path in out.iterdir() if path in before}
+    module.write_text(SOURCE)
+    done = resume(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert 6 == len(read_results(out))
+    assert (out / "batch.safetensors").exists()
 
 
 @pytest.mark.slow

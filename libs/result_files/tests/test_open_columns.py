@@ -6,14 +6,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attrs import evolve
 
-from turnwise import ColumnSpec, Status
+from turnwise import ColumnSpec, FinishReason, GenerateResult, SamplingParams, Status, Task
 from turnwise.batch.packed_batch import collate_packed
 from turnwise.errors import DataError
 from turnwise.record.ended import EndedEpisode
-from turnwise.record.spec import EpisodeSpec
+from turnwise.record.lineage import EpisodeRecord
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.record.step_results import RecordedTurn
 from turnwise_result_files import TrajectoryWriter, episode_rows, load_unfinished, read_results, save_unfinished
 from turnwise_result_files.batches import load_packed_batch, save_batch
+from turnwise_result_files.resumption import earlier_run
 from turnwise_result_files.row_schema import SCHEMA
 from turnwise_testing.inputs.small_episodes import episode, trajectory
 
@@ -57,8 +61,8 @@ def test_declarations_with_values_of_numpy(tmp_path, suffix, options):
     with TrajectoryWriter(path) as writer:
         assert writer.write(result) is result
     (read,) = read_results(path)
-    ended = EndedEpisode(spec=EpisodeSpec(task=result.task, agent_name="a"), result=result)
-    save_unfinished(tmp_path / "u.jsonl", [ended])
+    spec_of_result = EpisodeSpec(task=result.task, agent_name="a")
+    save_unfinished(tmp_path / "u.jsonl", [EndedEpisode(spec=spec_of_result, result=result)])
     (unfinished,) = load_unfinished(tmp_path / "u.jsonl")
     packed = collate_packed([result], pad_token_id=0)
     save_batch(packed, tmp_path / "b.safetensors")
@@ -105,6 +109,80 @@ def test_a_column_that_no_file_takes(tmp_path, monkeypatch, suffix, odd):
     assert kept == list(written[1].trajectories[0].columns)
     assert "cannot be written: " in read[1].fault.message
     assert [2, 1, -1, 0] == read[1].trajectories[0].column("rank").tolist()
+
+
+NEWER = evolve(RANK, version=2)
+OTHER = ColumnSpec(name="other", dtype="int32")
+
+
+def spec_of(number):
+    task = Task(messages=({"role": "user", "content": "a"},), uid=f"t{number}")
+    return EpisodeSpec(task=task, agent_name="a", sampling=SamplingParams())
+
+
+def ended(number, *specs):
+    """Return the finished episode of a spec, whose record has some columns."""
+    record = trajectory()
+    for spec in specs:
+        record = record.with_column(spec, [2, 1, -1, 0] if spec.name == "rank" else [0] * 4)
+    return evolve(episode(record), task=spec_of(number).task)
+
+
+def started(number, *specs, place="records"):
+    """Return an unfinished episode with columns in a record, or in a turn that was not appended."""
+    spec = spec_of(number)
+    if place == "records":
+        (record,) = ended(number, *specs).trajectories
+        return UnfinishedEpisode(spec=spec, started=True, records=(EpisodeRecord(record, is_open=False),))
+    values = {each.name: np.ones(1, np.int32) for each in specs}
+    result = GenerateResult(token_ids=[1], logprobs=[-0.5], finish_reason=FinishReason.ABORT, columns=values)
+    turn = RecordedTurn(position=(1, 0, -1, 0), result=result, specs={each.name: each for each in specs})
+    return UnfinishedEpisode(spec=spec, started=True, turns=(turn,))
+
+
+def resumed(folder, finished, unfinished, columns, num_episodes=4):
+    """Return the state of a run with some episodes in its folder, where plugins declare some columns now."""
+    with TrajectoryWriter(folder / "trajectories.parquet") as writer:
+        for each in finished:
+            writer.write(each)
+    save_unfinished(folder / "unfinished.jsonl", unfinished)
+    declared = {each.name: each for each in columns}
+    return earlier_run(folder, [spec_of(number) for number in range(num_episodes)], None, columns=declared)
+
+
+@pytest.mark.parametrize(
+    ("finished", "unfinished", "columns"),
+    [
+        ([ended(0, RANK)], [], [NEWER]),
+        ([ended(0, NEWER)], [], [RANK]),
+        ([ended(1, OTHER), ended(0, OTHER, RANK)], [], [OTHER, NEWER]),
+        ([], [started(0, RANK)], [NEWER]),
+        ([], [started(0, RANK, place="turns")], [NEWER]),
+        ([ended(1, OTHER)], [started(0, RANK)], [OTHER, NEWER]),
+        ([], [EndedEpisode(spec=spec_of(0), result=ended(0, RANK))], [NEWER]),
+        ([ended(1, NEWER), ended(0, RANK)], [], []),
+        ([ended(1, NEWER), ended(0, RANK)], [], [NEWER]),
+    ],
+)
+def test_a_run_with_another_declaration_is_not_resumed(tmp_path, finished, unfinished, columns):
+    """Its batch could not hold both, and that would be noticed only when all its episodes have run."""
+    with pytest.raises(DataError, match=r"--resume .*: episode 't[01]/0' has the column 'rank' in another declaration"):
+        resumed(tmp_path, finished, unfinished, columns)
+
+
+@pytest.mark.parametrize(
+    ("finished", "unfinished", "columns"),
+    [
+        ([ended(0, RANK)], [started(1, RANK, place="turns")], [RANK]),
+        ([ended(0, RANK), ended(1)], [started(2, OTHER)], [RANK, OTHER]),
+        ([ended(0, RANK)], [], []),  # the plugin is not installed any more: other episodes have no values
+        ([ended(number, RANK) for number in range(4)], [], [NEWER]),  # no episode is left to run
+    ],
+)
+def test_a_run_with_the_same_declarations_is_resumed(tmp_path, finished, unfinished, columns):
+    """And one without a plugin that it had."""
+    earlier = resumed(tmp_path, finished, unfinished, columns)
+    assert (len(finished), 4 - len(finished)) == (len(earlier.finished), len(earlier.todo))
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])

@@ -291,7 +291,7 @@ class RunBuilder:
             response_length=config.rollout.response_length if config.rollout.fixed_widths else None,
             postprocessors=postprocessors,
             engine_checks=[agent for agent in agents if isinstance(agent, EngineCheckingAgent)],
-            columns=frozenset(self.columns),
+            columns=self.columns,
             **_fields_of(GroupOptions, config.rollout),
         )
 

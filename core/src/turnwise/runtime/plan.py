@@ -13,6 +13,7 @@ from turnwise.errors import ConfigError, DataError, PluginError, describe
 from turnwise.options import GroupOptions, PromptPolicy
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import EngineCheckingAgent, Postprocessor
+from turnwise.record.column_specs import NO_COLUMNS, ColumnSpec
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.types import Capabilities, Task
 
@@ -46,7 +47,7 @@ class RolloutPlan(GroupOptions):
         response_length: width of a batch's responses; None for the longest one.
         postprocessors: add fields to a batch, in this order; the keys name them in errors.
         engine_checks: agents of the config that check the engine.
-        columns: names of the open columns that plugins declare.
+        columns: the open columns that plugins declare, by name.
     """
 
     default_agent: str
@@ -58,13 +59,13 @@ class RolloutPlan(GroupOptions):
     response_length: int | None = None
     postprocessors: Mapping[str, Postprocessor] = field(factory=dict)
     engine_checks: Sequence[EngineCheckingAgent] = ()
-    columns: frozenset[str] = frozenset()
+    columns: Mapping[str, ColumnSpec] = NO_COLUMNS
 
     def check_engine(self, engine: DescribedEngine) -> None:
         """Raise `ConfigError` if the options of an agent exclude the engine, or no plugin declares a column of it."""
         for agent in self.engine_checks:
             agent.check_engine(engine.capabilities)
-        if undeclared := sorted(engine.capabilities.columns - self.columns):
+        if undeclared := sorted(engine.capabilities.columns - set(self.columns)):
             known = ", ".join(sorted(self.columns)) or "none"
             raise ConfigError(
                 f"engine: its results have the column {undeclared[0]!r}, which no loaded plugin declares; install the"

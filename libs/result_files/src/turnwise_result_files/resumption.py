@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,8 +11,11 @@ from attrs import evolve, field, frozen
 
 from turnwise.errors import ConfigError, DataError, EngineError
 from turnwise.files import PARTIAL, partial_path, replace
+from turnwise.record.column_specs import NO_COLUMNS, ColumnSpec
+from turnwise.record.ended import EndedEpisode
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.record.trajectory import Trajectory
 from turnwise.terminal import write_error
 from turnwise.types import Status, Task, TokenArray
 from turnwise_result_files.row_file import to_json
@@ -75,13 +78,15 @@ def earlier_run(
     specs: Sequence[EpisodeSpec],
     decode: Callable[[TokenArray], str] | None,
     *,
+    columns: Mapping[str, ColumnSpec] = NO_COLUMNS,
     retry_failed: bool = False,
 ) -> Earlier:
     """
     Read the state of a run that was interrupted or killed; the partial file of a killed one becomes complete.
 
     Episodes that failed by an engine or the infrastructure run again with `retry_failed`. Raises a `DataError` when a
-    file cannot be read, or holds an episode that is none of the run's `specs` or of a task that has changed.
+    file cannot be read, or holds an episode that is none of the run's `specs`, of a task that has changed, or with
+    another declaration of a column than the `columns` that plugins declare.
     """
     places = {spec.uid: place for place, spec in enumerate(specs)}
     if len(places) < len(specs):
@@ -100,7 +105,35 @@ def earlier_run(
             raise DataError(f"--resume {out}: {row} has changed since episode {uid!r} ran: restore the data set")
     done, cut = {result.uid for result in earlier.finished}, {each.uid: each for each in unfinished}
     todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, started=False) for s in specs if s.uid not in done]
+    _check_columns(out, earlier.finished, [cut[each.uid] for each in todo if each.uid in cut], columns if todo else {})
     return Earlier(places, earlier.finished, tuple(todo), _spent_s(out))
+
+
+def _check_columns(
+    out: Path,
+    finished: Sequence[EpisodeResult],
+    unfinished: Sequence[UnfinishedEpisode],
+    columns: Mapping[str, ColumnSpec],
+) -> None:
+    """Raise `DataError` where the batch of the whole run would hold two declarations of a column."""
+    known = dict(columns)
+    found = [(each.uid, spec) for each in finished for spec in _declarations(each.trajectories)]
+    for each in unfinished:
+        found += [(each.uid, spec) for spec in _declarations(each.trajectories)]
+        found += [(each.uid, spec) for turn in each.turns for spec in turn.specs.values()]
+        if isinstance(each, EndedEpisode):
+            found += [(each.uid, spec) for spec in _declarations(each.result.trajectories)]
+    for uid, spec in found:
+        if known.setdefault(spec.name, spec) != spec:
+            raise DataError(
+                f"--resume {out}: episode {uid!r} has the column {spec.name!r} in another declaration than the"
+                f" installed plugin or another episode: {spec} and {known[spec.name]}; install the version of the"
+                " plugin that the run started with, or start another run"
+            )
+
+
+def _declarations(records: Iterable[Trajectory]) -> Iterator[ColumnSpec]:
+    return (spec for record in records for spec in record.columns.values())
 
 
 def _content(task: Task) -> str:

@@ -94,7 +94,7 @@ def run_in_folder(
     with writing_to(out, f"--resume {out} continues from the written episodes"):
         if resume:
             remove_leftovers(out)
-            earlier = earlier_run(out, specs, decode, retry_failed=retry_failed)
+            earlier = earlier_run(out, specs, decode, columns=manager.plan.columns, retry_failed=retry_failed)
             if manager.groups is not None:
                 earlier = earlier.with_whole_groups(*manager.groups.reopen(earlier.finished, earlier.todo))
             run = FolderRun(manager, tally, out, earlier)

@@ -1,18 +1,23 @@
 """Routed experts of SGLang: refusals, results of a fake, and the real SGLang."""
 
+import asyncio
+import base64
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from attrs import evolve
+from attrs import define, evolve, field
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ModelSpec, Resources
+from turnwise.types import FinishReason
 from turnwise_moe_routes.shapes import COLUMN, RouteShape
 from turnwise_sglang_engine import SglangConfig, SglangEngine
 from turnwise_sglang_engine.arguments import server_arguments
 from turnwise_sglang_engine.frames import Frame
-from turnwise_sglang_engine.requests import parse_result
+from turnwise_sglang_engine.requests import FILTERED, GREEDY, PLAIN, parse_result
+from turnwise_sglang_engine.service import Service
 from turnwise_testing.engines.scenarios import VOCAB_SIZE, run_scenario, simple_request
 
 EOS = 9
@@ -90,6 +95,82 @@ def test_experts_that_do_not_fit():
         parse([1, 2, 3])
     with pytest.raises(EngineError, match="SGLang returned the expert 4 of 4"):
         parse([1, 4])
+
+
+@define(eq=False)
+class AbortedManager:
+    """Ends an aborted request as SGLang does with one in a queue: it may lack the last log-probabilities."""
+
+    ids: list
+    num_logprobs: int
+    rid_to_state: dict = field(factory=dict)
+    aborted: asyncio.Event = field(factory=asyncio.Event)
+    asked: asyncio.Event = field(factory=asyncio.Event)
+
+    async def generate_request(self, request, _):
+        self.rid_to_state[request.rid] = SimpleNamespace(dispatched=True)
+        self.asked.set()
+        await self.aborted.wait()
+        routes = expected(request.input_ids, self.ids).astype(np.int32)
+        logprobs = [-0.5] * self.num_logprobs
+        yield {
+            "output_ids": list(self.ids),
+            "meta_info": {
+                "finish_reason": {"type": "abort", "message": "Aborted by AbortReq."},
+                "weight_versions": [{"version": "0", "start": 0, "end": len(self.ids)}],
+                "output_token_logprobs": [(value, 0, None) for value in logprobs],
+                "output_token_sampling_logprobs": logprobs,
+                "routed_experts": base64.b64encode(routes.tobytes()).decode(),
+            },
+        }
+
+    def abort_request(self, rid):
+        self.aborted.set()
+
+
+async def abort_a_turn(manager, method, context):
+    """Return the frame of a turn that is aborted while it runs."""
+    sent = []
+    async with asyncio.TaskGroup() as group:
+        service = Service(manager, SimpleNamespace(GenerateReqInput=SimpleNamespace), repr, 1, group)
+        service.send = lambda head, *arrays: sent.append(Frame(head, list(arrays)))
+        options = {"max_new_tokens": 8, "stop_token_ids": []}
+        head = {"op": "generate", "id": 7, "method": method, "options": options, "stream": False, "routes": True}
+        service.receive(Frame(head, [np.array(context, np.int32)]))
+        await manager.asked.wait()
+        service.receive(Frame({"op": "abort", "id": 7}))
+    (frame,) = sent
+    return frame
+
+
+@pytest.mark.parametrize("method", [PLAIN, FILTERED, GREEDY])
+@pytest.mark.parametrize("num_logprobs", range(5))
+@pytest.mark.parametrize("num_ids", range(5))
+def test_an_abort_with_fewer_log_probabilities_than_ids(method, num_ids, num_logprobs):
+    """The result has the tokens with a log-probability, and the experts of these."""
+    if num_logprobs > num_ids:
+        return
+    context, ids = [5, 6, 7], [3, 1, 4, 2][:num_ids]
+    frame = asyncio.run(abort_a_turn(AbortedManager(ids, num_logprobs), method, context))
+    shape, request = RouteShape(num_layers=2, top_k=1, num_experts=4), simple_request(token_ids=context)
+    result = parse_result(request, frame, version=0, routes=shape)
+
+    kept = ids if method == GREEDY else ids[:num_logprobs]
+    assert (kept, FinishReason.ABORT) == (result.token_ids.tolist(), result.finish_reason)
+    routes = result.columns[COLUMN][:, :, 0]
+    known = expected(context, ids)[: len(context) + len(kept)]
+    assert len(routes) == len(context) + len(kept)
+    assert known.tolist() == routes[: len(known)].tolist()
+    assert (routes[len(known) :] == -1).all()
+
+
+def test_too_many_experts_without_an_abort():
+    """They do not fit, and are refused."""
+    shape, request = RouteShape(num_layers=2, top_k=1, num_experts=4), simple_request(token_ids=[1, 2])
+    head = {"reason": "length", "stop": None, "num_cached_tokens": 0, "spans": [(0, 0, 1)]}
+    arrays = [np.array([5], np.int32), np.array([-0.5], np.float32), np.zeros(8, np.int32)]
+    with pytest.raises(EngineError, match="SGLang returned routed experts of shape"):
+        parse_result(request, Frame(head, arrays), version=0, routes=shape)
 
 
 @pytest.mark.sglang

@@ -163,7 +163,10 @@ def _routes(request: GenerateRequest, frame: Frame, shape: RouteShape) -> Routes
     flat = np.asarray(frame.arrays[-1])
     if flat.size % (shape.num_layers * shape.top_k):
         raise EngineError(f"SGLang returned {flat.size} routed experts for {shape.num_layers} times {shape.top_k}")
-    return shape.pad(flat.reshape(-1, shape.num_layers, shape.top_k), num_tokens, "SGLang")
+    found = flat.reshape(-1, shape.num_layers, shape.top_k)
+    if frame.head["reason"] == FinishReason.ABORT:
+        found = found[:num_tokens]  # the service has dropped ids without a log-probability, which SGLang has run
+    return shape.pad(found, num_tokens, "SGLang")
 
 
 def empty_result(version: int) -> GenerateResult:

@@ -1,9 +1,13 @@
 """The tasks of a run's config."""
 
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from turnwise.config.file import structure_config
 from turnwise.errors import ConfigError
@@ -80,3 +84,41 @@ def test_a_mixture_of_files(tmp_path):
     assert [*easy, *hard, *table] == load_tasks(config)
     held_out = load_tasks(evolve(config, rollout=evolve(config.rollout, validation=True)))
     assert [("sum", ""), ("three", "")] == [(task.uid, task.data_source) for task in held_out]
+
+
+_UIDS = st.sampled_from(["1", "1-2", "1-2-2", "1-b", "1-b-2", "1-b-b"])
+_FILES = st.lists(st.lists(_UIDS, min_size=1, max_size=4, unique=True), min_size=2, max_size=4)
+_LABELS = st.lists(st.sampled_from(["2", "b", "b-2", "c"]), min_size=4, max_size=4, unique=True)
+
+
+@given(_FILES, _LABELS)
+def test_no_two_tasks_of_a_mixture_have_one_uid(files, labels):
+    """The first task with a uid keeps it, and each later one has a new uid that begins with its own and its source."""
+    with TemporaryDirectory() as folder:
+        sources = []
+        for n, (uids, label) in enumerate(zip(files, labels, strict=False)):
+            rows = [json.dumps({"prompt": "1 + 1?", "uid": uid}) for uid in uids]
+            (Path(folder) / f"{n}.jsonl").write_text("\n".join(rows))
+            sources.append({"path": f"{n}.jsonl", "name": label})
+        found = load_sources(structure_config(SECTIONS | {"data": {"sources": sources}}, Path(folder)))
+
+    given_uids = [task.uid for tasks in found for task in tasks]
+    assert len(given_uids) == len(set(given_uids))
+    seen: set[str] = set()
+    for uids, label, tasks in zip(files, labels, found, strict=False):
+        for uid, task in zip(uids, tasks, strict=True):
+            assert task.uid.startswith(f"{uid}-{label}") if uid in seen else task.uid == uid
+        seen.update(uids)
+
+
+def test_shards_with_rows_twice_differ_in_their_uids(tmp_path):
+    """A derived uid of the first shard ends as the name of the second one does."""
+    row = '{"prompt": "1 + 1?", "extra_info": {"index": 0}}\n'
+    (tmp_path / "1.jsonl").write_text(row * 2)
+    (tmp_path / "2.jsonl").write_text(row)
+    sources = [{"path": "1.jsonl"}, {"path": "2.jsonl"}]
+
+    tasks = load_tasks(structure_config(SECTIONS | {"data": {"sources": sources}}, tmp_path))
+
+    derived = tasks[0].uid
+    assert [derived, f"{derived}-2", f"{derived}-2-2"] == [task.uid for task in tasks]

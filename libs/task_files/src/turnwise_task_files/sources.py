@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cached_property
+from itertools import chain, count
 from typing import Final
 
 from attrs import evolve, frozen
@@ -31,8 +32,8 @@ def load_sources(config: RunConfig) -> list[list[Task]]:
 
     Returns:
         The tasks of each of `data.sources`, or of the only path. Their uids differ: a later source's name is added to
-        a uid that an earlier one has. Rows of verl's agent `single_turn_agent` name `single_turn`, unless the config
-        has an agent of verl's name.
+        a uid that an earlier one has, and then a number if another task has that uid too. Rows of verl's agent
+        `single_turn_agent` name `single_turn`, unless the config has an agent of verl's name.
 
     Raises:
         ConfigError: `rollout.validation` is true, but the config names no validation set.
@@ -42,21 +43,26 @@ def load_sources(config: RunConfig) -> list[list[Task]]:
     data, reader = config.data, _Reader(config)
     if (path := _only_path(config)) is not None:
         return [reader.read(path, data.columns, data.limit, data.offset)]
-    found: list[list[Task]] = []
+    found = [
+        reader.read(source.path, data.columns if source.columns is None else source.columns, source.limit)
+        for source in data.sources
+    ]
+    # No new uid is the uid of a row, so which rows keep theirs does not depend on the new ones.
+    taken = {task.uid for tasks in found for task in tasks}
     seen: set[str] = set()
-    for source in data.sources:
-        label, columns = source.label, data.columns if source.columns is None else source.columns
-        tasks = [
-            evolve(
-                task,
-                uid=f"{task.uid}-{label}" if task.uid in seen else task.uid,
-                data_source=task.data_source or label,
-            )
-            for task in reader.read(source.path, columns, source.limit)
-        ]
-        found.append(tasks)
-        seen.update(task.uid for task in tasks)
+    for source, tasks in zip(data.sources, found, strict=True):
+        own = {task.uid for task in tasks}
+        for n, task in enumerate(tasks):
+            uid = _new_uid(f"{task.uid}-{source.label}", taken) if task.uid in seen else task.uid
+            taken.add(uid)
+            tasks[n] = evolve(task, uid=uid, data_source=task.data_source or source.label)
+        seen.update(own)
     return found
+
+
+def _new_uid(uid: str, taken: Set[str]) -> str:
+    """Return the uid, or the first of uid-2, uid-3 and so on that no task has."""
+    return next(each for each in chain([uid], (f"{uid}-{n}" for n in count(2))) if each not in taken)
 
 
 def describe_sources(config: RunConfig) -> list[str]:

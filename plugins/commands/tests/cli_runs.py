@@ -14,6 +14,8 @@ NUM_HELD = 3
 """Episodes of a run of ten that wait until the file of `engine.hold` exists."""
 ODD_PARTS = """
 import asyncio
+import os
+import signal
 
 import attrs
 import turnwise
@@ -34,6 +36,17 @@ class Odd:
 @turnwise.hookimpl
 def register_rewards(registry):
     registry.add("odd", lambda config, resources: Odd())
+
+
+class Interrupts:
+    async def step(self, episode):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+
+@turnwise.hookimpl
+def register_agents(registry):
+    registry.add("interrupts", lambda config, resources: Interrupts())
 
 
 @attrs.frozen

@@ -11,7 +11,10 @@ from collections import Counter
 import pytest
 from cli_runs import NUM_HELD, environment_of, rollout, started, wait_for
 
+from turnwise import RolloutManager
 from turnwise.cli import main
+from turnwise.errors import EngineError
+from turnwise.files import partial_path
 from turnwise.types import Status
 from turnwise_result_files import TrajectoryWriter, load_batch, load_unfinished, read_results
 
@@ -29,6 +32,11 @@ def check_complete(folder):
     assert not (folder / "unfinished.jsonl").exists()
     assert not list(folder.glob("*.partial"))
     return results
+
+
+def contents(folder):
+    """Return the bytes of each file of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def slow(*values):
@@ -263,13 +271,52 @@ class TestOneWriter:
     def test_results_stay_when_the_engine_does_not_start(self, run_dir):
         """--overwrite removes the old results when there are new ones, and not before."""
         assert rollout(run_dir) == 0
-        before = {path.name: path.read_bytes() for path in (run_dir / "out").iterdir()}
+        before = contents(run_dir / "out")
         assert rollout(run_dir, "engine.breaks=true", "--overwrite") == 1
-        assert {path.name: path.read_bytes() for path in (run_dir / "out").iterdir()} == before
+        assert contents(run_dir / "out") == before
 
         assert rollout(run_dir, "rollout.seed=9", "--overwrite") == 0
         assert "seed: 9" in (run_dir / "out" / "config.resolved.yaml").read_text()
         check_complete(run_dir / "out")
+
+    @pytest.mark.many_cases(2)
+    @pytest.mark.parametrize("killed", [False, True])
+    @pytest.mark.parametrize(
+        ("values", "code", "text"),
+        [
+            (["rollout.prompt_length=1", "data.prompt_policy=drop"], 1, "all 10 episodes were dropped"),
+            (["agent=interrupts"], 130, "turnwise: interrupted"),
+        ],
+    )
+    def test_results_stay_when_the_new_run_has_none(self, run_dir, capsys, values, code, text, killed):
+        """Results of a killed run stay too; the new run leaves no file, and a new folder tells its config."""
+        assert rollout(run_dir) == 0
+        out = run_dir / "out"
+        if killed:
+            with partial_path(out / "trajectories.parquet").open("wb") as file:
+                file.write(b"cut")
+            (out / "trajectories.parquet").unlink()
+        before = contents(out)
+
+        assert rollout(run_dir, *values, "--overwrite") == code
+        assert text in capsys.readouterr().err
+        assert contents(out) == before
+
+        assert main(["rollout", str(run_dir / "run.yaml"), *values, "--out", str(run_dir / "new")]) == code
+        assert (run_dir / "new" / "config.resolved.yaml").exists()
+
+    def test_results_stay_when_the_new_run_fails_before_its_first_result(self, run_dir, monkeypatch):
+        """The file of the trajectories is replaced with the first episode, and an error ends the run before it."""
+        assert rollout(run_dir) == 0
+        before = contents(run_dir / "out")
+
+        def fail(*_arguments, **_options):
+            raise EngineError("the last replica is gone")
+            yield
+
+        monkeypatch.setattr(RolloutManager, "iterate_numbered", fail)
+        assert rollout(run_dir, "--overwrite") == 1
+        assert contents(run_dir / "out") == before
 
 
 class TestOddValues:

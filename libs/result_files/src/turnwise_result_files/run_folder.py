@@ -19,7 +19,7 @@ from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.models import pin_models
 from turnwise.config.parts import Choice
 from turnwise.console import Console
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
 from turnwise.terminal import write_error
@@ -79,6 +79,8 @@ def run_in_folder(
     Raises:
         ConfigError: the folder cannot be made, another process writes to it, or it holds another run's results.
         DataError: its files cannot be read or written, or belong to other tasks.
+        TurnwiseError: there is no result that could replace the old ones, which stay.
+        KeyboardInterrupt: the same after an interrupt.
     """
     resume, retry_failed = existing in ("resume", "retry_failed"), existing == "retry_failed"
     tally = Tally()
@@ -174,6 +176,16 @@ class FolderRun:
         if self.config is None and not (self.out / CONFIG_FILE).exists():
             raise removed_folder(self.out)
 
+    def _refuse_to_replace(self) -> None:
+        """Raise for a run that ended without a result while the folder holds the results of another one."""
+        if self.config is None:
+            return
+        if self.stop_requested:
+            raise KeyboardInterrupt
+        dropped = self.tally.num_dropped
+        reason = f"all {dropped} episodes were dropped: their prompts are too long" if dropped else "no episode started"
+        raise TurnwiseError(f"{reason}; {self.out} keeps its earlier results")
+
     def collect(self, episodes: Iterator[tuple[int, EpisodeResult]]) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
         self.refuse_removed()  # the writer would make the folder anew
@@ -195,7 +207,7 @@ class FolderRun:
                     self._replace_old_results()
                     results.append(writer.write(result))
                 update()
-            self._replace_old_results()
+            self._refuse_to_replace()
         self.refuse_removed()
         ended = {each.uid for each in results if each.status is not Status.ABORTED}
         self._num_left = len(self.earlier.places) - len(ended) - self.tally.num_dropped

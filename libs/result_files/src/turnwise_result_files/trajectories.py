@@ -60,7 +60,8 @@ class TrainedEpisode:
 
 class TrajectoryWriter:
     """
-    Streams finished episodes to a file; as a context manager it closes also when it is left by an exception.
+    Streams finished episodes to a file; as a context manager it closes also when it is left by an exception, unless no
+    episode was written: then it makes no file, and one that is there stays.
 
     The file gets its name when it is closed, and replaces a file of that name; until then its name ends in `.partial`.
     An episode can be read there a second after it was written, also when this process is killed. Values in messages
@@ -191,6 +192,9 @@ class TrajectoryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
+        with self._lock:
+            if error is not None and self._file is None and not self._pieces:
+                self._closed = True
         try:
             self.close()
         except OSError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import define, evolve, field
 
@@ -40,10 +40,16 @@ from turnwise_result_files.resumption import (
     keep_unfinished,
     remove_leftovers,
 )
-from turnwise_result_files.running_episodes import RunningEpisodes
+from turnwise_result_files.running_episodes import RUNNING_FILE, RunningEpisodes
 from turnwise_result_files.summary import summarize, write_metrics
 from turnwise_result_files.trajectories import TrajectoryWriter
 
+_RESULTS: Final = (
+    *(TRAJECTORIES_FILE, f"{TRAJECTORIES_FILE}{PARTIAL}", BATCH_FILE),
+    *(METRICS_FILE, UNFINISHED_FILE, EVALUATION_FILE),
+)
+_OTHER_FILES: Final = (CONFIG_FILE, RUNNING_FILE, f"{RUNNING_FILE}{PARTIAL}")
+"""Files of a run that refer to no picture."""
 Existing = Literal["refuse", "overwrite", "resume", "retry_failed"]
 """
 Treatment of results that a folder holds: raise an error, replace them once there are new ones, keep the finished
@@ -156,18 +162,17 @@ class FolderRun:
         return self.stop_requested and self._num_left > 0
 
     def _old_results(self) -> list[Path]:
-        names = (
-            *(TRAJECTORIES_FILE, f"{TRAJECTORIES_FILE}{PARTIAL}", BATCH_FILE),
-            *(METRICS_FILE, UNFINISHED_FILE, EVALUATION_FILE),
-        )
-        return [path for name in names if (path := self.out / name).exists()]
+        return [path for name in _RESULTS if (path := self.out / name).exists()]
 
     def _replace_old_results(self) -> None:
         """Remove the results of another run and write this run's config; do nothing the second time."""
         if self.config is not None:
-            for path in self._old_results():
+            old = self._old_results()
+            for path in old:
                 path.unlink()
-            MediaFolder(self.out).remove()
+            # Any other file, such as one of `turnwise convert`, may refer to the same pictures.
+            if old and all(path.is_dir() or path.name in _OTHER_FILES for path in self.out.iterdir()):
+                MediaFolder(self.out).remove()
             write_text(self.out / CONFIG_FILE, self.config)
             self.config = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import signal
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch.distributed.checkpoint import save
-from training_site import assert_same, make_site, start, train, write_tasks
+from training_site import assert_same, make_site, run, start, train, write_tasks
 
 from turnwise_grpo_trainer.loop.checkpoints import CheckpointStore
 from turnwise_grpo_trainer.loop.checksums import CHECKSUMS_FILE, write_checksums
@@ -202,6 +203,59 @@ def test_async_loses_nothing(site: Path) -> None:
     trained = trained_on(out)
     assert list(range(1, 9)) == sorted(trained)
     assert kept & {uid for episodes in trained.values() for uid in episodes}, "no interrupted episode was trained on"
+
+
+def lora_of_rank(rank: int) -> tuple[str, ...]:
+    """Return overrides that train adapters of a rank."""
+    return ("train.num_steps=1", "data.validation_path=null", f"train.lora.rank={rank}")
+
+
+@pytest.mark.slow
+def test_a_refused_resume_changes_no_file(site: Path) -> None:
+    """
+    The folder keeps its config, metrics and episodes, so the good checkpoint can still be exported.
+
+    It also has files of a later step, as after a kill: only a resume that goes on removes them.
+    """
+    short = lora_of_rank(4)
+    out, tasks = train(site, "out", *short), site / "tasks.jsonl"
+    (checkpoint,) = CheckpointStore(out).paths()
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2}\n')
+    shutil.copy(out / "episodes" / "step-00000001.parquet", out / "episodes" / "step-00000002.parquet")
+
+    def assert_refused(reason: str, *overrides: str) -> None:
+        before = contents(out)
+        process = start(site, "train", str(site / "config.yaml"), *overrides, "--out", str(out), "--resume")
+        output = "".join(process.communicate())
+        assert 2 == process.returncode, output
+        assert reason in output
+        assert before == contents(out)
+
+    def assert_change_refused(file: Path, content: str, reason: str) -> None:
+        original = file.read_text()
+        file.write_text(content)
+        if file.is_relative_to(checkpoint):
+            write_checksums(checkpoint)
+        assert_refused(reason, *short)
+        file.write_text(original)
+        if file.is_relative_to(checkpoint):
+            write_checksums(checkpoint)
+
+    assert_refused("lora_A", *lora_of_rank(8))
+    assert_change_refused(tasks, tasks.read_text().replace("3 + 1", "4 + 1"), "have changed since the checkpoint")
+    assert_change_refused(checkpoint / "loop.json", '{"step": 1}', "has no key")
+    metrics = out / "metrics.jsonl"
+    assert_change_refused(metrics, metrics.read_text() + "no metrics\n", "not the metrics of a training")
+
+    exported = run(site, "export", str(out), "--to", str(site / "exported"))
+    assert (site / "exported" / "adapter_config.json").exists(), exported
+    assert "rank: 4" in (out / "config.yaml").read_text()
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Return the bytes of each file of a training."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 class Bomb:

@@ -78,12 +78,12 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
         try:
             if not resume:
                 store.remove_all()  # not earlier: if loading fails, the old training is still complete
+            if latest is not None:
+                store.load(loop, latest)  # not later: a refused resume leaves the files as they were
             from_step = None if latest is None else parse_step(latest)
             log.start(from_step=from_step)  # the first file, by which `prepare_out` tells a training from other folders
             save_config(setup.run, out)
             loop.episodes.start(from_step=from_step)
-            if latest is not None:
-                store.load(loop, latest)
             with view, handle_signals(loop.interrupt):
                 loop.run()
             export_model(loop, out)

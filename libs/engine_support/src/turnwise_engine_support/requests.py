@@ -9,11 +9,18 @@ from turnwise.types import GenerateRequest, SamplingParams
 
 GREEDY_BELOW = 1e-5
 """Lower temperatures are greedy: they would overflow the scaled logits. vLLM and SGLang use the same limit."""
+HOTTEST = 1e30
+"""Higher temperatures give the same uniform distribution. As an infinite float32 they would make masked ids NaN."""
 
 
 def is_greedy(sampling: SamplingParams) -> bool:
     """Return whether the most likely id is taken at every step."""
     return sampling.temperature < GREEDY_BELOW
+
+
+def sampled_temperature(sampling: SamplingParams) -> float:
+    """Return the number that divides the logits of a request: 1 if it is greedy, and at most `HOTTEST`."""
+    return 1.0 if is_greedy(sampling) else min(float(sampling.temperature), HOTTEST)
 
 
 def check_not_in_flight(request: GenerateRequest, in_flight: Container[str]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.types import SamplingParams
-from turnwise_engine_support.requests import is_greedy
+from turnwise_engine_support.requests import is_greedy, sampled_temperature
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = (
@@ -40,7 +40,7 @@ def sampling_values(params: SamplingParams, seed: int, vocab_size: int) -> dict[
     """Return the values of a request for `COLUMNS`."""
     greedy = is_greedy(params)
     return {
-        "temperature": 1.0 if greedy else params.temperature,
+        "temperature": sampled_temperature(params),
         "greedy": greedy,
         "top_k": vocab_size if greedy or params.top_k == -1 else min(params.top_k, vocab_size),
         "top_p": 1.0 if greedy else params.top_p,
@@ -135,4 +135,5 @@ def _filtered(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered = ordered.masked_fill(ordered < ordered.gather(-1, top_k - 1), -torch.inf)
     probabilities = ordered.softmax(-1)
     outside = (probabilities.cumsum(-1) - probabilities >= top_p) & (top_p < 1)
+    outside[:, 0] = False  # a nucleus below the least number of float32 is 0, and still has the best id
     return scores.scatter(-1, order, ordered.masked_fill(outside, -torch.inf))

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from turnwise.types import SamplingParams
-from turnwise_engine_support.requests import is_greedy
+from turnwise_engine_support.requests import is_greedy, sampled_temperature
 
 
 @torch.inference_mode()
@@ -32,8 +32,7 @@ def sample(
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
     greedy = [is_greedy(each) for each in params]
-    scales = [1.0 if best else each.temperature for each, best in zip(params, greedy, strict=True)]
-    scores = scores / scores.new_tensor(scales)[:, None]
+    scores = scores / scores.new_tensor([sampled_temperature(each) for each in params])[:, None]
     for row, each in enumerate(params):
         if not greedy[row] and (each.top_k != -1 or each.top_p < 1):
             scores[row] = _filtered(scores[row], each)
@@ -57,5 +56,6 @@ def _filtered(scores: Tensor, params: SamplingParams) -> Tensor:
         ordered, order = scores.sort(descending=True)
         probabilities = ordered.softmax(-1)
         outside = probabilities.cumsum(-1) - probabilities >= params.top_p
+        outside[0] = False  # a nucleus below the least number of float32 is 0, and still has the best id
         scores = scores.masked_fill(torch.zeros_like(outside).scatter(0, order, outside), -torch.inf)
     return scores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.types import SamplingParams
-from turnwise_engine_support.requests import is_greedy
+from turnwise_engine_support.requests import is_greedy, sampled_temperature
 
 GENERATION_OPTIONS: dict[str, Any] = {
     # Requests can use a filter only if the manager was made with a value other than the filter's default.
@@ -28,7 +28,7 @@ def request_options(sampling: SamplingParams, vocab_size: int) -> dict[str, floa
     if is_greedy(sampling):
         return {"temperature": 1.0, "top_k": 1, "top_p": 1e-6}
     top_k = vocab_size if sampling.top_k == -1 else min(sampling.top_k, vocab_size)
-    return {"temperature": float(sampling.temperature), "top_k": top_k, "top_p": float(sampling.top_p)}
+    return {"temperature": sampled_temperature(sampling), "top_k": top_k, "top_p": float(sampling.top_p)}
 
 
 def skip_unused_filters(manager: Any, vocab_size: int) -> None:

@@ -16,11 +16,15 @@ from torch import Tensor
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise_distillation.config import TeacherConfig
+from turnwise_engine_support.picture_families import supports_pictures
+from turnwise_engine_support.pictures import PictureReader
 from turnwise_grpo_trainer.config import PolicyConfig
 from turnwise_grpo_trainer.learner.devices import select_device
 from turnwise_grpo_trainer.learner.log_probs import measure_logits
 from turnwise_grpo_trainer.learner.micro_batches import collate, pack_by_tokens, shard
 from turnwise_grpo_trainer.learner.models import load_reference
+from turnwise_grpo_trainer.objective.picture_rows import add_pictures
+from turnwise_grpo_trainer.objective.row_pictures import Pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows
 
 
@@ -36,6 +40,7 @@ class FrozenModel:
         temperature: its logits are divided by it.
         num_ids: only lower ids may be among the most probable ones; higher ones are rows of weights without a token.
         key: names its path in errors.
+        reader: of the pictures in its contexts; None for a model of text.
     """
 
     model: Any
@@ -44,6 +49,7 @@ class FrozenModel:
     temperature: float
     num_ids: int
     key: str
+    reader: PictureReader | None = None
 
     @classmethod
     def load(
@@ -55,7 +61,8 @@ class FrozenModel:
         model = load_reference(options, ModelSpec(path=path), key)
         if not config.offload:
             model.to(device)
-        return cls(model, device, config, temperature, num_ids, key)
+        reader = PictureReader(path) if supports_pictures(path) else None
+        return cls(model, device, config, temperature, num_ids, key, reader)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -69,14 +76,29 @@ class FrozenModel:
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()
 
-    def score(self, rows: TokenRows, chosen: Sequence[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    def score(
+        self, rows: TokenRows, pictures: Pictures, chosen: Sequence[int]
+    ) -> Iterator[tuple[Tensor, list[Tensor]]]:
         """
         Score some rows, in a few forward passes of rows of similar length; the model is awake.
+
+        Args:
+            rows: B rows.
+            pictures: of each row.
+            chosen: numbers of the rows to score.
 
         Yields:
             (m,) positions of tokens of the loss mask in the rows, and their values: (m,) float32 log-probabilities, and
             with `top_k` (m, K) int32 ids and (m, K) float32 log-probabilities.
+
+        Raises:
+            ConfigError: one of the rows has a picture, and the model takes none.
+            DataError: the model cannot read a picture.
         """
+        own = [places if row in chosen else () for row, places in enumerate(pictures)]
+        if self.reader is None and any(own):
+            raise ConfigError(f"{self.key}: the tasks have pictures, and this model takes none")
+        rows = add_pictures(rows, own, self.reader, self.model)
         (order,) = shard(rows, 1, chosen)
         chunk = self._chunk()
         for group in pack_by_tokens(rows, order, max_tokens=self.config.max_tokens_per_pass, packed=False):

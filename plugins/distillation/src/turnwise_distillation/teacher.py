@@ -15,10 +15,12 @@ from attrs import define, evolve, field
 from turnwise import ColumnSpec, EpisodeResult, Task
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import ConfigError
+from turnwise.media import is_picture_part
 from turnwise_distillation.columns import LOGPROBS, topk_columns
 from turnwise_distillation.config import TeacherConfig
 from turnwise_distillation.frozen_model import FrozenModel
 from turnwise_distillation.tokenizers import check_tokenizers, tokens_of
+from turnwise_engine_support.picture_families import supports_pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows, pad
 from turnwise_grpo_trainer.objective.scorers import ScoringRun
 from turnwise_grpo_trainer.report.record_values import Values, split_by_record
@@ -43,13 +45,23 @@ class Teacher:
         return (LOGPROBS, *topk_columns(self.config.top_k)) if self.config.top_k else (LOGPROBS,)
 
     def check(self, run: ScoringRun) -> None:
-        """Raise `ConfigError` for a teacher that is missing or has another tokenizer, and for a task without one."""
-        for _name, key, path in self._teachers():
+        """
+        Check the teachers and the tasks.
+
+        Raises:
+            ConfigError: a teacher is missing or has another tokenizer, or a task has no teacher, or pictures that its
+                teacher does not take.
+        """
+        blind: dict[str, str] = {}  # keys of the teachers that take no pictures, by their names
+        for name, key, path in self._teachers():
             if not (path / "config.json").is_file():
                 raise ConfigError(f"{key}: {str(path)!r} is not a model directory: it has no config.json")
             check_tokenizers(run.model, path, key)
+            if not supports_pictures(path):
+                blind[name] = key
         for task in run.tasks:
-            self._name_of(task)
+            if (name := self._name_of(task)) in blind and _shows_picture(task):
+                raise ConfigError(f"{blind[name]}: task {task.uid!r} has a picture, and this model takes none")
         if self.config.top_k > (num_ids := _num_ids(run)):
             raise ConfigError(f"teacher: top_k is {self.config.top_k}, and the tokenizer has {num_ids} ids")
 
@@ -66,7 +78,7 @@ class Teacher:
         filled = [torch.from_numpy(spec.filled(rows.num_tokens)) for spec in self.columns]
         for model, chosen in self._shares(episodes, [row.uid for row in batch.rows]):
             with model.awake():
-                for tokens, found in model.score(rows, chosen):
+                for tokens, found in model.score(rows, batch.column("pictures"), chosen):
                     for column, values in zip(filled, found, strict=True):
                         column[tokens] = values
         scored = list(episodes)
@@ -87,13 +99,15 @@ class Teacher:
             return ""
         column = self.config.column
         value = getattr(task, column) if column in ("data_source", "agent_name") else task.extra.get(column)
-        if value not in self.config.teachers:
+        # Keys of a config are texts, and a column may have numbers. A truth value is written in many ways.
+        name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+        if name is None or name not in self.config.teachers:
             known = ", ".join(map(repr, self.config.teachers))
             raise ConfigError(
                 f"teacher.teachers: task {task.uid!r} has {value!r} in its column {column!r}; there are teachers for"
                 f" {known}"
             )
-        return str(value)
+        return name
 
     def _shares(
         self, episodes: Sequence[EpisodeResult], uids: Sequence[str]
@@ -103,6 +117,11 @@ class Teacher:
         for name, model in self._models.items():
             if chosen := [row for row, uid in enumerate(uids) if names[uid] == name]:
                 yield model, chosen
+
+
+def _shows_picture(task: Task) -> bool:
+    contents = (message.get("content") for message in task.messages)
+    return any(is_picture_part(part) for content in contents if isinstance(content, list) for part in content)
 
 
 def _num_ids(run: ScoringRun) -> int:

@@ -8,16 +8,27 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 
-from turnwise import ColumnSpec, FinishReason, GenerateResult, SamplingParams, Status, Task
+from turnwise import ColumnSpec, FinishReason, GenerateResult, SamplingParams, Status, Task, Trajectory
 from turnwise.batch.packed_batch import collate_packed
 from turnwise.errors import DataError
 from turnwise.record.ended import EndedEpisode
 from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.record.step_results import RecordedTurn
-from turnwise_result_files import TrajectoryWriter, episode_rows, load_unfinished, read_results, save_unfinished
+from turnwise_result_files import (
+    TrajectoryWriter,
+    episode_rows,
+    load_unfinished,
+    read_results,
+    row_file,
+    save_unfinished,
+    trajectories,
+)
 from turnwise_result_files.batches import load_packed_batch, save_batch
+from turnwise_result_files.episode_rows import rows_of
+from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.resumption import earlier_run
+from turnwise_result_files.row_file import ParquetFile
 from turnwise_result_files.row_schema import SCHEMA
 from turnwise_testing.inputs.small_episodes import episode, trajectory
 
@@ -82,8 +93,47 @@ class Undeclared(ColumnSpec):
         return super().to_dict() | {"fill": object()}
 
 
+def large(uid, num_bytes):
+    """Return an episode with a column of some bytes for each of two tokens."""
+    record = Trajectory([1])
+    record.add_action([2, 3], [-0.5, -0.5])
+    spec = ColumnSpec(name="large", dtype="uint8", shape=(num_bytes,), tokens="none")
+    return episode(record.with_column(spec, np.full((2, num_bytes), len(uid), np.uint8)), uid=uid)
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-@pytest.mark.parametrize("odd", ["a declaration", "a size", "a sum of sizes"])
+def test_large_episodes_are_written_soon(tmp_path, monkeypatch, suffix):
+    """They do not wait for a count of episodes: memory and a batch of Arrow have few of them. The file is the same."""
+    monkeypatch.setattr(trajectories, "_FLUSH_BYTES", 3000)
+    monkeypatch.setattr(row_file, "_BATCH_BYTES", 3000)
+    episodes = [large("a" * (1 + number % 3), size) for number, size in enumerate([10, 400, 400, 400, 3000, 10, 10])]
+    path = tmp_path / f"t.{suffix}"
+    with TrajectoryWriter(path, rows_per_group=1000) as writer:
+        for number, each in enumerate(episodes):
+            writer.write(each)
+            if number == 4:
+                assert 5 == len(read_results(tmp_path / f"t.{suffix}.partial"))
+    read = read_results(path)
+    assert [each.task.uid for each in episodes] == [each.task.uid for each in read]
+    for one, other in zip(episodes, read, strict=True):
+        assert one.trajectories[0].column("large").tobytes() == other.trajectories[0].column("large").tobytes()
+
+
+@pytest.mark.slow
+def test_more_than_two_gib(tmp_path):
+    """More bytes of columns than an array of Arrow takes are written at once, from a writer that is never full."""
+    path = tmp_path / "t.parquet"
+    piece = ParquetFile.encode(rows_of(large("t0", 100 * 2**20), None, MediaFolder(tmp_path)))
+    pieces = [piece] * 9  # the same memory
+    assert sum(each.nbytes for each in pieces) > 2**31
+    file = ParquetFile(path)
+    file.write(pieces)
+    file.close()
+    assert ["t0"] * 9 == pq.read_table(path, columns=["uid"])["uid"].to_pylist()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize("odd", ["a declaration", "a size", "a sum of sizes", "a sum of records"])
 def test_a_column_that_no_file_takes(tmp_path, monkeypatch, suffix, odd):
     """Its episode fails, and is written without it; its other columns and the other episodes stay as they are."""
     monkeypatch.setattr(episode_rows, "_MAX_COLUMN_BYTES", 100)
@@ -91,6 +141,7 @@ def test_a_column_that_no_file_takes(tmp_path, monkeypatch, suffix, odd):
         "a declaration": (Undeclared, (), ["odd"]),
         "a size": (ColumnSpec, (100,), ["odd"]),
         "a sum of sizes": (ColumnSpec, (15,), ["odd", "odder"]),
+        "a sum of records": (ColumnSpec, (15,), ["odd"]),
     }[odd]
     record = trajectory().with_column(RANK, [2, 1, -1, 0])
     for name in names:
@@ -98,15 +149,17 @@ def test_a_column_that_no_file_takes(tmp_path, monkeypatch, suffix, odd):
         record = record.with_column(spec, spec.filled(4))
     good = [episode(trajectory().with_column(RANK, [2, 1, -1, 0]), uid=uid) for uid in ("first", "last")]
     path = tmp_path / f"t.{suffix}"
+    records = [record, record] if odd == "a sum of records" else [record]
     with TrajectoryWriter(path) as writer:
-        written = [writer.write(each) for each in (good[0], episode(record, uid="odd"), good[1])]
+        written = [writer.write(each) for each in (good[0], episode(*records, uid="odd"), good[1])]
 
     read = read_results(path)
     assert ["first", "odd", "last"] == [each.task.uid for each in read]
-    kept = {"a sum of sizes": ["rank", "odd"]}.get(odd, ["rank"])
+    kept = ["rank", "odd"] if odd.startswith("a sum") else ["rank"]
     assert [["rank"], kept, ["rank"]] == [list(each.trajectories[0].columns) for each in read]
     assert [Status.COMPLETED, Status.FAILED, Status.COMPLETED] == [each.status for each in read]
     assert kept == list(written[1].trajectories[0].columns)
+    assert all(["rank"] == list(each.columns) for each in read[1].trajectories[1:])
     assert "cannot be written: " in read[1].fault.message
     assert [2, 1, -1, 0] == read[1].trajectories[0].column("rank").tolist()
 

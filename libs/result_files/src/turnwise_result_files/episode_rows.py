@@ -43,7 +43,7 @@ _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": Turn
 _REQUEST: Final = ("rollout_n", "global_step", "validation")
 
 _MAX_COLUMN_BYTES: Final = 2**30
-"""Most bytes of the open columns of a record; Arrow takes 2 GiB of text, which is a third longer, in a row."""
+"""Most bytes of the open columns of an episode: all of its rows are one batch, in which Arrow takes 2 GiB of base64."""
 
 # Episodes to rows
 
@@ -65,7 +65,7 @@ def without_odd_values(result: EpisodeResult, error: Exception) -> EpisodeResult
         status=Status.FAILED,
         fault=Fault(owner=owner, kind=type(error).__name__, message=f"cannot be written: {first_line(error)}"),
         scores=(),
-        trajectories=tuple(map(_without_odd_columns, result.trajectories)),
+        trajectories=tuple(_without_odd_columns(result.trajectories)),
         messages=tuple(each for each in result.messages if isinstance(each, Mapping)),
         metrics=EpisodeMetrics(),
     )
@@ -80,6 +80,7 @@ def rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None, m
     if result.scores and len(result.scores) != len(result.trajectories):
         counts = f"{len(result.scores)} scores for {len(result.trajectories)} trajectories"
         raise DataError(f"episode {result.uid}: {counts}")
+    _check_size(result.trajectories)
     shared = _shared_columns(result, media)
     if not result.trajectories:
         return [shared]
@@ -146,30 +147,36 @@ def _record_columns(
             {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
             for s in record.segments
         ],
-        "open_columns": [*_open_columns(record), *pictures] or None,
+        "open_columns": [*(_open_column(record, name) for name in record.columns), *pictures] or None,
         "prompt_text": plain_text(decode(record.prompt_ids)) if decode else None,
         "response_text": plain_text(decode(record.response_ids)) if decode else None,
     }
 
 
-def _open_columns(record: Trajectory) -> Iterator[Row]:
-    """Yield the open columns of a record; an exception for the first one that no file takes."""
-    num_bytes = 0
-    for name, spec in record.columns.items():
-        values = record.column(name)
-        num_bytes += values.nbytes
-        if num_bytes > _MAX_COLUMN_BYTES:
-            raise DataError(f"column {name!r}: the columns of a record have more than {_MAX_COLUMN_BYTES} bytes")
-        yield {"name": name, "declaration": json.dumps(spec.to_dict()), "values": encode(values)["data"]}
+def _open_column(record: Trajectory, name: str) -> Row:
+    declaration = json.dumps(record.columns[name].to_dict())
+    return {"name": name, "declaration": declaration, "values": encode(record.column(name))["data"]}
 
 
-def _without_odd_columns(record: Trajectory) -> Trajectory:
-    """Return a record with the open columns before the first one that no file takes."""
-    kept: set[str] = set()
-    with suppress(Exception):
-        for column in _open_columns(record):
-            kept.add(column["name"])
-    return record if len(kept) == len(record.columns) else Trajectory.from_dict(keep_open(record.to_dict(), kept))
+def _check_size(records: Sequence[Trajectory]) -> None:
+    """Raise `DataError` where the open columns of an episode are too large for the file."""
+    num_bytes = sum(record.column(name).nbytes for record in records for name in record.columns)
+    if num_bytes > _MAX_COLUMN_BYTES:
+        raise DataError(f"the columns of the episode have {num_bytes} bytes; a file takes {_MAX_COLUMN_BYTES}")
+
+
+def _without_odd_columns(records: Sequence[Trajectory]) -> Iterator[Trajectory]:
+    """Yield the records of an episode without the open columns that no file takes."""
+    room = _MAX_COLUMN_BYTES
+    for record in records:
+        kept: set[str] = set()
+        for name in record.columns:
+            with suppress(Exception):  # such as a declaration that is no JSON
+                if (num_bytes := record.column(name).nbytes) <= room and _open_column(record, name):
+                    kept.add(name)
+                    room -= num_bytes
+        all_kept = len(kept) == len(record.columns)
+        yield record if all_kept else Trajectory.from_dict(keep_open(record.to_dict(), kept))
 
 
 def _score_columns(score: Score | None) -> Row:

@@ -26,6 +26,8 @@ _BATCH_ROWS: Final = 256
 _GROUP_ROWS: Final = 4096
 _GROUP_BYTES: Final = 16 * 2**20
 """Largest group of a Parquet file, before compression; a larger batch is a group by itself."""
+_BATCH_BYTES: Final = 256 * 2**20
+"""Largest batch of a stream, before compression; a larger episode is a batch by itself."""
 _MAX_DEPTH: Final = 100
 """Levels of a JSON value, well below the depth at which Python's reader gives up."""
 _MAX_BITS: Final = 4096
@@ -55,7 +57,11 @@ class ParquetFile:
     def write(self, pieces: Sequence[pa.Table]) -> None:
         """Add encoded rows; they are on their way to the disk when it returns."""
         refuse_removed(self._file, self._path)
-        self._stream.write_table(pa.concat_tables(pieces).combine_chunks())
+        # An array of Arrow takes 2 GiB of text, and an episode is whole in one batch: a reader of a killed run takes
+        # the batches that it finds for all of its rows.
+        episodes = (batch for piece in pieces for batch in piece.combine_chunks().to_batches())
+        for group in join_batches(episodes, _BATCH_BYTES):
+            self._stream.write_table(group.combine_chunks())
         self._file.flush()
 
     def close(self) -> None:
@@ -75,16 +81,18 @@ class ParquetFile:
         self._partial.unlink()
 
 
-def join_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def join_batches(batches: Iterable[pa.RecordBatch], max_bytes: int | None = None) -> Iterator[pa.Table]:
     """
     Yield the rows of batches as tables for groups of a Parquet file: few groups, each small enough to read for one row.
 
+    A table of several batches has at most `max_bytes`; None takes the bound of a group.
     A reader of some columns of a large file pays for each group, and a reader of one episode pays for a whole group.
     """
+    limit = _GROUP_BYTES if max_bytes is None else max_bytes
     pending: list[pa.RecordBatch] = []
     num_rows = num_bytes = 0
     for batch in batches:
-        if pending and (num_rows + batch.num_rows > _GROUP_ROWS or num_bytes + batch.nbytes > _GROUP_BYTES):
+        if pending and (num_rows + batch.num_rows > _GROUP_ROWS or num_bytes + batch.nbytes > limit):
             yield pa.Table.from_batches(pending)
             pending, num_rows, num_bytes = [], 0, 0
         pending.append(batch)

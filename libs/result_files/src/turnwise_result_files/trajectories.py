@@ -33,6 +33,8 @@ from turnwise_result_files.row_file import SUFFIXES, RowFile, find_rows, read_ro
 from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA
 
 _FLUSH_S: Final = 1.0
+_FLUSH_BYTES: Final = 64 * 2**20
+"""Episodes of so many bytes are written at once: those with columns are large, and memory holds them until then."""
 UNREADABLE: Final = (
     *(pa.ArrowException, OSError, ValueError, TypeError),
     *(AttributeError, LookupError, OverflowError, RecursionError, TurnwiseError),
@@ -88,7 +90,7 @@ class TrajectoryWriter:
             path: ends in `.parquet` or `.jsonl`.
             decode: gives `prompt_text` and `response_text`, which are null without it.
             training_step: the step that trains on the episodes; the file then has the columns of `TRAINING_SCHEMA`.
-            rows_per_group: most episodes kept in memory, for a second at most.
+            rows_per_group: most episodes kept in memory, for a second at most; large ones are written sooner.
 
         Raises:
             DataError: the suffix is unknown.
@@ -106,6 +108,7 @@ class TrajectoryWriter:
         self._schema = SCHEMA if training_step is None else TRAINING_SCHEMA
         self._rows_per_group = rows_per_group
         self._pieces: list[pa.Table | bytes] = []
+        self._num_bytes = 0
         self._file: RowFile | None = None
         self._closed = False
         self._error: OSError | None = None
@@ -136,7 +139,8 @@ class TrajectoryWriter:
             piece = self._encode(result, advantages)
         with self._lock:
             self._pieces.append(piece)
-            if len(self._pieces) >= self._rows_per_group:
+            self._num_bytes += piece.nbytes if isinstance(piece, pa.Table) else len(piece)
+            if len(self._pieces) >= self._rows_per_group or self._num_bytes >= _FLUSH_BYTES:
                 self.flush()
             elif self._timer is None:
                 # The next episode may be minutes away, so a timer writes the last ones.
@@ -167,7 +171,7 @@ class TrajectoryWriter:
                 except OSError as error:
                     self._error = error  # the file may end in half a piece, behind which nothing could be read
                     raise
-                self._pieces = []
+                self._pieces, self._num_bytes = [], 0
 
     def _flush_later(self) -> None:
         with suppress(OSError):  # the next call of `flush` raises it again

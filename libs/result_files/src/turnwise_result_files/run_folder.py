@@ -103,9 +103,7 @@ def run_in_folder(
         if resume:
             remove_leftovers(out)
             earlier = earlier_run(out, specs, decode, columns=manager.plan.columns, retry_failed=retry_failed)
-            if manager.groups is not None:
-                earlier = earlier.with_whole_groups(*manager.groups.reopen(earlier.finished, earlier.todo))
-            run = FolderRun(manager, tally, out, earlier)
+            run = FolderRun(manager, tally, out, _with_whole_groups(earlier, manager))
             if not run.earlier.todo:
                 run.complete()
                 return run
@@ -119,6 +117,13 @@ def run_in_folder(
                 run.collect(episodes)
         run.refuse_removed()
     return run
+
+
+def _with_whole_groups(earlier: Earlier, manager: RolloutManager) -> Earlier:
+    """Return the state after ended members of groups that continue were taken back, if the run scores groups."""
+    if manager.groups is None:
+        return earlier
+    return earlier.with_whole_groups(*manager.groups.reopen(earlier.finished, earlier.todo))
 
 
 @define(eq=False)

@@ -133,6 +133,29 @@ def test_a_command_on_a_full_disk_is_one_line(limit, monkeypatch, tmp_path):
         _run(SimpleNamespace(command=SimpleNamespace(run=run)), "command 'acme'")
 
 
+@pytest.mark.parametrize("limit", ["EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR"])
+@pytest.mark.parametrize("form", [str, Path])
+def test_a_path_that_the_system_refuses_is_one_line(limit, form):
+    """It names the path, which is the user's."""
+
+    def run(_options):
+        raise OSError(getattr(errno, limit), "no way", form("runs/first"))
+
+    with pytest.raises(ConfigError, match=r"^runs/first: no way$"):
+        _run(SimpleNamespace(command=SimpleNamespace(run=run)), "command 'acme'")
+
+
+@pytest.mark.parametrize("values", [(errno.ENOENT, "none", "x"), (errno.EACCES, "no port"), (errno.EBADF, "bad", "x")])
+def test_other_errors_of_the_system_keep_their_traceback(values, capsys):
+    """A file that is missing may be a defect of the command, and an error without a path is about none."""
+
+    def run(_options):
+        raise OSError(*values)
+
+    assert 1 == _run(SimpleNamespace(command=SimpleNamespace(run=run)), "command 'acme'")
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_the_usage_is_that_of_the_command(capsys):
     """An unknown option shows the options of its command, and not the list of commands."""
     with pytest.raises(SystemExit, match="2"):

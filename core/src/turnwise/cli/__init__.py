@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from turnwise.descriptors import raise_descriptor_limit
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
@@ -21,6 +21,14 @@ from turnwise.protocols import Command, Resources
 from turnwise.protocols.command import BAD_INPUT, FAILED, INTERRUPTED
 from turnwise.terminal import literal, write_error
 from turnwise.types import PluginRecipe
+
+_PATH_ERRORS: Final = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
+        *(errno.ELOOP, errno.ENOTDIR, errno.EISDIR),
+    }
+)
+"""Errors of the system that are about a path of the user, and no defect of a command. `ENOENT` may be one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +130,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _run(options: argparse.Namespace, label: str) -> int:
-    """Run a command; an unexpected error has a traceback, and then a line that names the plugin."""
+    """
+    Run a command; an unexpected error has a traceback, and then a line that names the plugin.
+
+    Raises:
+        ConfigError: the disk is full, or the system refuses a path.
+    """
     try:
         code: object = options.command.run(options)
         if not isinstance(code, int):
@@ -133,6 +146,8 @@ def _run(options: argparse.Namespace, label: str) -> int:
     except Exception as error:
         if _tells_full_disk(error):
             raise ConfigError(f"{label}: {describe(error)}") from error
+        if isinstance(error, OSError) and error.errno in _PATH_ERRORS and isinstance(error.filename, str | os.PathLike):
+            raise ConfigError(f"{os.fspath(error.filename)}: {error.strerror}") from error
         write_error(traceback.format_exc() + f"turnwise: error: {label}: {describe(error)}\n")
         return FAILED
     return code

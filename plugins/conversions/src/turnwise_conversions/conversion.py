@@ -45,15 +45,22 @@ def convert(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     _check_options(arguments)
     tools = _read_tools(arguments.tools)
-    try:
+    with _writing_to(out):
         if out.exists() or out.is_symlink():
             raise ConfigError(f"{out}: exists already; give another --out")
         make_parents(out)  # fails before the source is read if the folder cannot be written
-        num_written, num_read = _convert(arguments, tools)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror or error}") from error
+    num_written, num_read = _convert(arguments, tools)
     write_error(f"{out}: {num_written} of {num_read} written as {arguments.to}\n")
     return OK
+
+
+@contextmanager
+def _writing_to(out: Path) -> Iterator[None]:
+    """Raise `ConfigError` for an error of the disk. The source is read before, because its errors name it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror or error}") from error
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -137,9 +144,12 @@ def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple
 def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tuple[int, int]:
     """Write the file or the folder; return how many were written and read."""
     if arguments.to == "sft" and not arguments.source.is_dir():
-        return _write_sft(arguments.source, arguments.out, _find_writing(arguments, tools))
+        writing = _find_writing(arguments, tools)
+        with _writing_to(arguments.out):
+            return _write_sft(arguments.source, arguments.out, writing)
     chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
-    return _write_episodes(chosen, arguments, tools), num_read
+    with _writing_to(arguments.out):
+        return _write_episodes(chosen, arguments, tools), num_read
 
 
 def _write_episodes(

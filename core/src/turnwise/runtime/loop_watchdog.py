@@ -52,7 +52,8 @@ class EventLoopWatchdog:
 
     def _watch(self) -> None:
         reported = 0.0
-        while not self._ended.wait(self._limit_s / 4):
+        pause_s = min(self._limit_s / 4, threading.TIMEOUT_MAX)
+        while not self._ended.wait(pause_s):
             # Read without a lock: `_beat` replaces one float, and an old value only delays the report.
             seen = self._seen
             late_s = time.monotonic() - seen

@@ -14,9 +14,9 @@ from turnwise.config.run import (
     ModelConfig,
     RolloutConfig,
     RunConfig,
-    RuntimeConfig,
     TelemetryConfig,
 )
+from turnwise.config.runtime import MOST_PROCESSES, RuntimeConfig
 from turnwise.types import SamplingParams
 
 # Every text that YAML 1.1, YAML 1.2 or PyYAML's scanner gives a special meaning can occur here.
@@ -110,7 +110,7 @@ configs = st.builds(
     modules=st.just(("m",)),
     observers=st.lists(choices, max_size=2).map(tuple),
     rollout=rollouts,
-    runtime=st.builds(RuntimeConfig, num_workers=counts),
+    runtime=st.builds(RuntimeConfig, num_workers=st.integers(1, MOST_PROCESSES)),
     telemetry=st.builds(TelemetryConfig, log_level=st.sampled_from(["debug", "error"])),
     plugins=st.none() | st.lists(text, max_size=2).map(tuple),
     base_dir=st.just(Path("/base")),

@@ -12,24 +12,62 @@ DeviceName = Literal["auto", "gpu", "cpu"]
 RayResources = Mapping[str, Any]
 """Resources of an actor, in the forms that Ray gives each of them."""
 RAY_RESOURCES: Final = ("num_cpus", "num_gpus", "memory", "resources", "labels")
+MOST_PROCESSES: Final = 100_000
+"""Most processes of a kind, and most devices. It is far above any cluster: a larger number is a slip of the pen."""
+_LEAST_AMOUNT: Final = 1e-4
+_MOST_AMOUNT: Final = 1e14
+"""Ray counts amounts in units of 1/10,000, in 64 bits."""
 
 
 def _count(default: int, at_least: int = 1) -> int:
     return field(default=default, validator=validators.ge(at_least))
 
 
-def _optional_count() -> int | None:
-    return field(default=None, validator=validators.optional(validators.ge(1)))
+def _process_count(default: int, at_least: int = 1) -> int:
+    return field(default=default, validator=[validators.ge(at_least), validators.le(MOST_PROCESSES)])
+
+
+def _optional_process_count() -> int | None:
+    checks = validators.and_(validators.ge(1), validators.le(MOST_PROCESSES))
+    return field(default=None, validator=validators.optional(checks))
 
 
 def _seconds(default: float) -> float:
     return field(default=default, validator=validators.gt(0))
 
 
-def _known_resources(_instance: object, attribute: Attribute[RayResources], value: RayResources) -> None:
-    for name in value:
+def _resources(_instance: object, attribute: Attribute[RayResources], value: RayResources) -> None:
+    for name, asked in value.items():
+        key = f"{attribute.name}.{name}"
         if name not in RAY_RESOURCES:
             raise ValueError(f"'{attribute.name}' may hold {', '.join(RAY_RESOURCES)}, not {name!r}")
+        if name not in ("resources", "labels"):
+            _check_amount(key, asked)
+        elif not isinstance(asked, Mapping) or not all(isinstance(each, str) for each in asked):
+            raise ValueError(f"'{key}' must be a section, not {asked!r:.80}")
+        elif name == "resources":
+            _check_own_resources(key, asked)
+        elif not all(isinstance(each, str) for each in asked.values()):
+            raise ValueError(f"'{key}' must hold texts: {dict(asked)!r:.80}")
+
+
+def _check_own_resources(key: str, asked: Mapping[str, object]) -> None:
+    for name, amount in asked.items():
+        if name in ("CPU", "GPU", "memory"):
+            raise ValueError(f"'{key}' must not hold {name}: set num_cpus, num_gpus or memory beside it")
+        _check_amount(f"{key}.{name}", amount)
+
+
+def _check_amount(key: str, amount: object) -> None:
+    # The comparisons are false for NaN.
+    if type(amount) not in (int, float) or not (amount == 0 or _LEAST_AMOUNT <= amount <= _MOST_AMOUNT):
+        bounds = f"0, or a number from {_LEAST_AMOUNT:g} to {_MOST_AMOUNT:g}"
+        raise ValueError(f"'{key}' must be {bounds}, not {amount!r:.80}")
+
+
+def _python_name(_instance: object, attribute: Attribute[str | None], value: str | None) -> None:
+    if value is not None and not value.strip():
+        raise ValueError(f"'{attribute.name}' must be an interpreter, not {value!r}; null is the run's own")
 
 
 @frozen(kw_only=True)
@@ -68,10 +106,10 @@ class RayConfig:
 
     address: str | None = None
     trusted_network: bool = False
-    replica_resources: RayResources = field(factory=dict, validator=_known_resources)
+    replica_resources: RayResources = field(factory=dict, validator=_resources)
     devices_per_node: int = _count(8)
-    worker_resources: RayResources = field(factory=dict, validator=_known_resources)
-    replica_python: str | None = None
+    worker_resources: RayResources = field(factory=dict, validator=_resources)
+    replica_python: str | None = field(default=None, validator=_python_name)
     max_in_flight: int = _count(1024)
     coalesce_s: float = field(default=0.02, validator=validators.ge(0))
     window: int = _count(512)
@@ -84,7 +122,7 @@ class RayConfig:
     reward_tries: int = _count(3)
     start_timeout_s: float = _seconds(300.0)
     autoscaling: bool = False
-    max_replicas: int | None = _optional_count()
+    max_replicas: int | None = _optional_process_count()
 
 
 @frozen(kw_only=True)
@@ -101,11 +139,11 @@ class PoolConfig:
         max_in_flight: as in `runtime.ray`.
     """
 
-    num_replicas: int | None = _optional_count()
-    total_devices: int | None = _optional_count()
+    num_replicas: int | None = _optional_process_count()
+    total_devices: int | None = _optional_process_count()
     device: DeviceName = "auto"
-    replica_resources: RayResources = field(factory=dict, validator=_known_resources)
-    replica_python: str | None = None
+    replica_resources: RayResources = field(factory=dict, validator=_resources)
+    replica_python: str | None = field(default=None, validator=_python_name)
     max_in_flight: int = _count(1024)
 
 
@@ -127,11 +165,11 @@ class RuntimeConfig:
     """
 
     name: RuntimeName = "local"
-    num_workers: int = _count(1)
-    num_replicas: int | None = _optional_count()
-    total_devices: int | None = _optional_count()
+    num_workers: int = _process_count(1)
+    num_replicas: int | None = _optional_process_count()
+    total_devices: int | None = _optional_process_count()
     device: DeviceName = "auto"
-    reward_workers: int = _count(0, at_least=0)
+    reward_workers: int = _process_count(0, at_least=0)
     ray: RayConfig = field(factory=RayConfig)
 
     def __attrs_post_init__(self) -> None:

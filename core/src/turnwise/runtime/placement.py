@@ -19,7 +19,7 @@ from attrs import evolve, field, frozen
 
 from turnwise.config.parts import Choice
 from turnwise.config.run import JudgeConfig, RunConfig
-from turnwise.config.runtime import PoolConfig, RuntimeConfig
+from turnwise.config.runtime import MOST_PROCESSES, PoolConfig, RuntimeConfig
 from turnwise.errors import ConfigError
 from turnwise.types import JsonObject
 
@@ -169,7 +169,7 @@ def _policy_pool(runtime: RuntimeConfig) -> PoolConfig:
 
 def _plan_pool(name: str, engine: Choice, pool: PoolConfig, runtime: RuntimeConfig) -> PoolPlacement:
     """Plan the replicas of one model; errors as in `plan_placement`."""
-    parallel = {size: int(engine.options[size] or 1) for size in PARALLEL_SIZES if size in engine.options}
+    parallel = _parallel_sizes(name, engine)
     asked = dict(pool.replica_resources)
     # An engine with parallel sizes runs on GPUs; one without, such as a scripted engine, needs no device.
     on_gpu = pool.device == "gpu" or (pool.device == "auto" and bool(parallel or asked.get("num_gpus")))
@@ -187,6 +187,22 @@ def _plan_pool(name: str, engine: Choice, pool: PoolConfig, runtime: RuntimeConf
     if runtime.name == "local":
         return placement
     return _with_bundles(placement, pool, runtime.ray.devices_per_node)
+
+
+def _parallel_sizes(name: str, engine: Choice) -> dict[str, int]:
+    """Return the engine's parallel sizes. The plan needs them before the engine's plugin checks its options."""
+    path = "engine" if name == "policy" else f"{name}.engine"
+    sizes = {
+        key: 1 if engine.options[key] is None else engine.options[key]
+        for key in PARALLEL_SIZES
+        if key in engine.options
+    }
+    for key, size in sizes.items():
+        if type(size) is not int or not 1 <= size <= MOST_PROCESSES:
+            raise ConfigError(f"{path}.{key}: expected an integer from 1 to {MOST_PROCESSES}, got {size!r:.80}")
+    if prod(sizes.values()) > MOST_PROCESSES:
+        raise ConfigError(f"{path}: a replica has at most {MOST_PROCESSES} devices, not{_factors(sizes)}")
+    return sizes
 
 
 def _num_replicas(placement: PoolPlacement, pool: PoolConfig) -> int:

@@ -165,3 +165,18 @@ def test_the_step_of_the_seeds(evaluate):
     assert 0 == evaluate(record, "--step", "7")
     assert 0 == evaluate(record, "rollout.global_step=3")
     assert [7, 3] == seen
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--step", "-1", "expected at least 0"),
+        ("--threshold", "nan", "expected a finite number"),
+        ("--threshold", "inf", "expected a finite number"),
+        ("--threshold", "-inf", "expected a finite number"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(evaluate, capsys, option, value, expected):
+    """The error names the option and the value, before the rollout."""
+    assert 2 == evaluate(no_rollout, f"{option}={value}")
+    assert f"turnwise: error: {option} {value}: {expected}\n" == capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -69,6 +70,10 @@ class EvalCommand:
         from turnwise_result_files.summary import note_truncations
 
         ks = _parse_ks(arguments.k)
+        if not math.isfinite(arguments.threshold):
+            raise ConfigError(f"--threshold {arguments.threshold}: expected a finite number")
+        if arguments.step is not None and arguments.step < 0:
+            raise ConfigError(f"--step {arguments.step}: expected at least 0")
         setup = _read_setup(arguments)
         n = setup.run.rollout.validation_n
         if max(ks) > n:

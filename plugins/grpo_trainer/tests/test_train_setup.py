@@ -80,6 +80,12 @@ def test_settings_that_exclude_each_other(overrides, message):
         ("train.buffer.stale=keep", "train.buffer.stale: expected one of drop, correct"),
         ("train.checkpoint.keep_last=0", "train.checkpoint.keep_last: "),
         ("train.sharding.num_processes=0", "train.sharding.num_processes: "),
+        ("train.optimizer.betas=[0.9, 1.0]", "train.optimizer.betas: "),
+        ("train.optimizer.betas=[1.0, 0.9]", "train.optimizer.betas: "),
+        ("train.optimizer.betas=[-0.1, 0.9]", "train.optimizer.betas: "),
+        ("train.policy.num_threads=9223372036854775807", "train.policy.num_threads: "),
+        ("train.policy.num_threads=2147483647", "train.policy.num_threads: "),
+        ("train.sharding.num_threads=9223372036854775807", "train.sharding.num_threads: "),
     ],
 )
 def test_values_outside_their_range(override, message):

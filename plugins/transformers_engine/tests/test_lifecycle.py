@@ -305,7 +305,14 @@ def test_an_abandoned_engine_does_not_keep_the_process_alive(tiny_model):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_context", 1), ("page_size", 2), ("num_blocks", 0), ("max_batch_tokens", 0), ("memory_fraction", 0.0)],
+    [
+        ("max_context", 1),
+        ("page_size", 2),
+        ("num_blocks", 0),
+        ("max_batch_tokens", 0),
+        ("memory_fraction", 0.0),
+        ("num_threads", 2**63 - 1),
+    ],
 )
 def test_bad_options_are_refused(option, value):
     """The error names the option and the bound."""

@@ -12,6 +12,7 @@ from attrs import field, frozen, validators
 from attrs.converters import optional
 
 from turnwise.config.parts import Choice
+from turnwise_engine_support.devices import MOST_THREADS
 
 Mode = Literal["sync", "async"]
 Level = Literal["token", "row"]
@@ -35,6 +36,11 @@ def _as_choice(value: Choice | str) -> Choice:
 def _is_interval(_instance: object, attribute: Any, value: tuple[float, float]) -> None:
     if not 0 <= value[0] < value[1]:
         raise ValueError(f"'{attribute.name}' must be two rising numbers from 0: {list(value)}")
+
+
+def _are_shares(_instance: object, attribute: Any, value: tuple[float, float]) -> None:
+    if not all(0 <= each < 1 for each in value):
+        raise ValueError(f"'{attribute.name}' must be two numbers from 0 to below 1: {list(value)}")
 
 
 def _at_least(bound: float) -> Any:
@@ -147,7 +153,7 @@ class OptimizerConfig:
     """
 
     lr: float = _number(1e-6, _at_least(0))
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=_are_shares)
     eps: float = _number(1e-8, validators.gt(0))
     weight_decay: float = _number(0.01, _at_least(0))
     grad_clip: float | None = _optional(1.0, validators.gt(0))
@@ -192,7 +198,7 @@ class PolicyConfig:
     share_prefixes: bool = True
     max_tokens_per_micro_batch: int | None = _optional(None, _at_least(1))
     logits_mib: float | None = _optional(None, _at_least(0))
-    num_threads: int | None = _optional(None, _at_least(1))
+    num_threads: int | None = _optional(None, _at_least(1), validators.le(MOST_THREADS))
 
 
 @frozen(kw_only=True)
@@ -337,7 +343,7 @@ class ShardingConfig:
     fully_shard: bool | None = None
     gpus_per_process: float | None = _optional(None, _at_least(0))
     cpus_per_process: float = _number(1.0, _at_least(0))
-    num_threads: int | None = _optional(None, _at_least(1))
+    num_threads: int | None = _optional(None, _at_least(1), validators.le(MOST_THREADS))
 
     @property
     def sharded(self) -> bool:

@@ -210,3 +210,18 @@ def test_layers_that_are_sharded(spec):
     model = load_policy(PolicyConfig(device="cpu"), spec)
 
     assert list(model.model.layers) == find_layers(model)
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cuda:x", "cuda:99999999999999999999", "cpu cuda"])
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_device_that_torch_does_not_know_has_no_plan(capsys, device, num_processes):
+    """`--dry-run` refuses its name in one line, as the training does."""
+    overrides = (f"train.policy.device='{device}'", f"train.sharding.num_processes={num_processes}")
+    assert 2 == main(["train", EXAMPLE, *overrides, "--dry-run"])
+    assert f"train.policy.device: {device!r} is no device of torch" in capsys.readouterr().err
+
+
+def test_a_plan_may_be_for_another_machine(capsys):
+    """A GPU that this machine lacks is planned for."""
+    assert 0 == main(["train", EXAMPLE, "train.policy.device=cuda:7", "--dry-run"])
+    assert "trainer 1" in capsys.readouterr().out

@@ -7,8 +7,11 @@ from typing import Literal
 
 from attrs import field, frozen, validators
 
+from turnwise_engine_support.devices import MOST_THREADS
+
 _at_least_one = validators.ge(1)
 _optional_at_least_one = validators.optional(_at_least_one)
+_thread_count = validators.optional(validators.and_(_at_least_one, validators.le(MOST_THREADS)))
 
 
 @frozen(kw_only=True)
@@ -62,7 +65,7 @@ class TransformersConfig:
     layout_cache_tokens: int | None = field(default=None, validator=_optional_at_least_one)
     prefix_caching: bool = True
     sleep: bool = True
-    num_threads: int | None = field(default=None, validator=_optional_at_least_one)
+    num_threads: int | None = field(default=None, validator=_thread_count)
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
     decoder: Literal["auto", "fused", "generic"] = "auto"
     pack_weights: bool = True

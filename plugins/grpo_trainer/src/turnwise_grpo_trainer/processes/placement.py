@@ -13,6 +13,7 @@ from turnwise import PoolPlacement, RolloutManager, plan_placement
 from turnwise.console import Console
 from turnwise.errors import ConfigError
 from turnwise.models.hub import weight_bytes
+from turnwise_engine_support.devices import check_device_name
 from turnwise_grpo_trainer.learner.devices import gpus_per_process
 from turnwise_grpo_trainer.train_setup import TrainSetup
 
@@ -74,9 +75,11 @@ def place_training(setup: TrainSetup) -> TrainingPlacement:
     Return the devices of a training.
 
     Raises:
-        ConfigError: engine and trainer share devices, but have different numbers of GPUs, or cannot share these.
+        ConfigError: the trainer's device has no name of torch; or engine and trainer share devices, but have different
+            numbers of GPUs, or cannot share these.
     """
     train = setup.train
+    check_device_name(train.policy.device, "train.policy.device")  # the plan may be for a machine with other devices
     pools = {pool.name: pool for pool in plan_placement(setup.run).pools if pool.device == "GPU"}
     policy = pools["policy"].total_devices if "policy" in pools else 0.0
     rollout = sum(pool.total_devices for pool in pools.values())

@@ -103,7 +103,7 @@ configs = st.builds(
     agent=choices,
     engine=choices,
     model=models,
-    agents=st.dictionaries(text, choices, max_size=2),
+    agents=st.dictionaries(text.filter(str.strip), choices, max_size=2),
     parser=st.none() | choices,
     reward=st.none() | choices,
     tools=st.lists(tools, max_size=3).map(tuple),

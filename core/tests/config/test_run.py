@@ -73,6 +73,8 @@ def test_config_is_frozen_and_crosses_processes():
         (lambda: Choice("pkg.mod:f.g"), "'name' must be a registered name, 'package.module:Name' or"),
         (lambda: Choice("./file.txt:f"), r"'name' must be .* or './file.py:Name': './file.txt:f'"),
         (lambda: run_config(modules=("a b",)), "'modules' must be names of modules or files that end in .py: 'a b'"),
+        (lambda: run_config(agents={"": Choice("a")}), "'agents' must not hold an empty name"),
+        (lambda: run_config(agents={"b": Choice("a"), " ": Choice("a")}), "'agents' must not hold an empty name"),
         (lambda: RuntimeConfig(reward_workers=1), "'reward_workers' must be 0 with the runtime local, not 1"),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import attrs
-from attrs import evolve, field, frozen, validators
+from attrs import Attribute, evolve, field, frozen, validators
 
 from turnwise.config.parts import (
     FILLED,
@@ -60,6 +60,11 @@ def _absolute(path: Path) -> Path:
         return path.absolute()
     except FileNotFoundError as error:
         raise ConfigError("the working directory no longer exists; change to another one") from error
+
+
+def _have_names(_instance: object, attribute: Attribute[Mapping[str, Choice]], value: Mapping[str, Choice]) -> None:
+    if not all(name.strip() for name in value):
+        raise ValueError(f"'{attribute.name}' must not hold an empty name: no task can ask for it")
 
 
 @frozen(kw_only=True)
@@ -247,7 +252,7 @@ class RunConfig:
     engine: Choice = field(metadata={KIND: "engines"})
     model: ModelConfig = field(factory=ModelConfig)
     chat: Choice | None = field(default=None, metadata={KIND: "chats"})
-    agents: Mapping[str, Choice] = field(factory=dict, metadata={KIND: "agents"})
+    agents: Mapping[str, Choice] = field(factory=dict, validator=_have_names, metadata={KIND: "agents"})
     parser: Choice | None = field(default=None, metadata={KIND: "tool_parsers"})
     reasoning_parser: Choice | None = field(default=None, metadata={KIND: "reasoning_parsers"})
     reward: Choice | None = field(default=None, metadata={KIND: "rewards"})

@@ -18,12 +18,20 @@ from torch.utils._pytree import tree_leaves
 
 from turnwise import ModelSpec
 from turnwise.errors import ConfigError
-from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
+from turnwise_grpo_trainer.config import (
+    AlgorithmConfig,
+    CriticConfig,
+    LoraConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    TrainConfig,
+)
 from turnwise_grpo_trainer.learner import model_state
 from turnwise_grpo_trainer.learner.learner import Learner
 from turnwise_grpo_trainer.learner.model_state import SCHEDULES_FILE, load_state, save_state
 from turnwise_grpo_trainer.learner.optimization import lr_factor
 from turnwise_testing.references.reference_model import random_qwen3
+from turnwise_tiny_models import save_random_vision
 
 COSINE = OptimizerConfig(lr=1e-3, lr_schedule="cosine", min_lr_ratio=0.05)
 CONFIG = TrainConfig(num_steps=2, optimizer=COSINE, policy=PolicyConfig(device="cpu"))
@@ -35,22 +43,67 @@ def load(spec, config):
     return Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("config", [CONFIG, GAE], ids=["grpo", "gae"])
-def test_a_restored_learner_makes_the_same_update(spec, mixed, tmp_path, config):
-    """Policy and critic have the same weights, to the bit, after the step that follows a restart."""
-    first = load(spec, config)
-    first.update(mixed, step=1, version=0)
-    save_state(first, tmp_path / "state")
-    first.update(mixed, step=2, version=1)
+@pytest.fixture(scope="session")
+def vision_spec(tmp_path_factory):
+    """A tiny vision-language model: no picture of the tests below ever gives its tower a gradient."""
+    folder = tmp_path_factory.mktemp("vision")
+    save_random_vision("qwen2_5_vl", folder)
+    return ModelSpec(path=folder)
 
-    second = load(spec, config)
-    load_state(second, tmp_path / "state")
-    second.update(mixed, step=2, version=1)
 
-    for one, other in ((first.policy, second.policy), (first.critic, second.critic)):
-        if one is not None:
-            weights = dict(other.full_weights())
-            assert all(torch.equal(tensor, weights[name]) for name, tensor in one.full_weights())
+CASES = {
+    "grpo": CONFIG,
+    "gae": GAE,
+    "gae, whose policy waits": evolve(GAE, critic=CriticConfig(lr=1e-2, warmup_steps=1)),
+    "adapters": evolve(CONFIG, lora=LoraConfig(rank=4)),
+    "vision": CONFIG,
+    "vision with adapters": evolve(CONFIG, lora=LoraConfig(rank=4)),
+}
+
+
+def compare(one, other):
+    """Check that two learners have the same weights and moments, to the bit."""
+    for first, second in ((one.policy, other.policy), (one.critic, other.critic)):
+        if first is None:
+            continue
+        weights = dict(second.model.named_parameters())
+        for name, weight in first.model.named_parameters():
+            assert torch.equal(weight, weights[name]), name
+            moments = second.optimizer.state.get(weights[name], {})
+            expected = first.optimizer.state.get(weight, {})
+            assert expected.keys() == moments.keys(), name
+            assert all(torch.equal(each, moments[key]) for key, each in expected.items()), name
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_checkpoints_change_no_training(spec, vision_spec, conversations, tmp_path, case, num_steps):
+    """
+    The next step is the same, to the bit, without a checkpoint, after its save, and after its load.
+
+    It is loaded into a new learner, as in a resume, and into one that has trained further, as for the best step.
+    """
+    model = vision_spec if "vision" in case else spec
+    plain, saved, resumed = (load(model, CASES[case]) for _ in range(3))
+    for step in range(num_steps):
+        for each in (plain, saved):
+            each.update(conversations, step=step + 1, version=step)
+    save_state(saved, tmp_path / "state")
+    compare(plain, saved)
+    load_state(resumed, tmp_path / "state")
+    compare(plain, resumed)
+
+    found = [each.update(conversations, step=num_steps + 1, version=num_steps) for each in (plain, saved, resumed)]
+
+    expected, *others = [
+        {name: value for name, value in metrics.items() if name.startswith(("actor/", "critic/", "noise/", "policy/"))}
+        for metrics in found
+    ]
+    assert [expected] * 2 == others
+    compare(plain, resumed)
+    load_state(saved, tmp_path / "state")
+    saved.update(conversations, step=num_steps + 1, version=num_steps)
+    compare(plain, saved)
 
 
 class CountedCopies(TorchDispatchMode):

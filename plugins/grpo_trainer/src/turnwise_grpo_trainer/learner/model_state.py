@@ -12,27 +12,34 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
 from safetensors import SafetensorError
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from turnwise.errors import ConfigError
 from turnwise.files import raise_disk_error
 from turnwise_grpo_trainer.learner.learner import Learner
-from turnwise_grpo_trainer.learner.optimization import TrainableModel, find_frozen_names, find_tied_names
+from turnwise_grpo_trainer.learner.optimization import (
+    TrainableModel,
+    find_frozen_names,
+    find_tied_names,
+    new_moments,
+)
 from turnwise_grpo_trainer.learner.random_states import load_random_states, save_random_states
 from turnwise_grpo_trainer.learner.state_files import StateWriter
 
 SCHEDULES_FILE: Final = "schedules.json"
+Moments = dict[str, dict[str, Tensor]]
+"""AdamW's state of each weight that has one, by the weight's name."""
 _FILE_BYTES: Final = 1 << 27
 """Of a file of tensors. A process that trains on a GPU has a copy of one file in host memory while it writes."""
 
@@ -72,18 +79,16 @@ def _sizes(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, in
 
 def load_state(learner: Learner, folder: Path) -> None:
     """Restore the state written by `save_state`; `ConfigError` if the folder holds no state of this model."""
-    state = _tensors(learner)
+    trainables = _trainables(learner)
     with _config_errors(folder):
-        _read(state, folder)
         steps = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
-    for name, trainable in _trainables(learner).items():
-        model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
-        set_state_dict(
-            trainable.model,
-            trainable.optimizer,
-            model_state_dict={**model, **state[name]["model"]},
-            optim_state_dict={**optimizer, "state": state[name]["optimizer"]},
-        )
+        saved = _read_names(folder)
+        state = {name: _state_to_fill(name, trainable, saved) for name, trainable in trainables.items()}
+        _read({name: _named_tensors(*each) for name, each in state.items()}, folder)
+    for name, trainable in trainables.items():
+        moments, parameters = state[name][1], _trained_parameters(trainable)
+        trainable.optimizer.state.clear()
+        trainable.optimizer.state.update({parameters[each]: tensors for each, tensors in moments.items()})
         trainable.seek(steps[name])
     with _config_errors(folder):
         load_random_states(folder, learner.rank, learner.world_size, learner.device)
@@ -91,11 +96,13 @@ def load_state(learner: Learner, folder: Path) -> None:
 
 def load_policy_state(model: Any, folder: Path) -> None:
     """Load the policy's weights of `save_state` into a model on the host; `ConfigError` if they are not of it."""
-    left_out = find_tied_names(model) | find_frozen_names(model)
-    # The tensors of a state dict are the weights themselves, so reading changes the model.
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
     with _config_errors(folder):
-        _read({"policy": {"model": weights}}, folder)
+        _read({"policy": {"model": _weights(model)}}, folder)
+
+
+def _read_names(folder: Path) -> set[str]:
+    """Return the names of the tensors in a folder: the keys of `_tensors`, joined by dots."""
+    return set(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
 
 
 def _read(state: dict[str, Any], folder: Path) -> None:
@@ -152,10 +159,37 @@ def _trainables(learner: Learner) -> dict[str, TrainableModel]:
 
 def _tensors(learner: Learner) -> dict[str, Any]:
     """Return all tensors of a learner's state; the other settings of an optimizer come from the config."""
+    # Torch's own `get_state_dict` would make an optimizer step with gradients of 0 if no step came before. It would
+    # count in the bias corrections of all later steps, and saving would change the training.
     state: dict[str, object] = {}
     for name, trainable in _trainables(learner).items():
-        model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
-        left_out = find_tied_names(trainable.model) | find_frozen_names(trainable.model)
-        kept = {key: tensor for key, tensor in model.items() if key not in left_out}  # safetensors refuses aliases
-        state[name] = {"model": kept, "optimizer": optimizer["state"]}
+        weights, moments = _weights(trainable.model), trainable.optimizer.state
+        found = {each: moments[weight] for each, weight in _trained_parameters(trainable).items() if weight in moments}
+        state[name] = _named_tensors(weights, found)
     return state
+
+
+def _state_to_fill(name: str, trainable: TrainableModel, saved: Set[str]) -> tuple[dict[str, Tensor], Moments]:
+    """Return the weights, and the moments that a checkpoint has: a weight that never had a gradient has none."""
+    weights, moments = _weights(trainable.model), trainable.optimizer.state
+    return weights, {
+        each: moments.get(weight) or new_moments(weight)
+        for each, weight in _trained_parameters(trainable).items()
+        if f"{name}.optimizer.{each}.step" in saved
+    }
+
+
+def _named_tensors(weights: Mapping[str, Tensor], moments: Moments) -> dict[str, Any]:
+    return {"model": weights} | ({"optimizer": moments} if moments else {})
+
+
+def _weights(model: Any) -> dict[str, Tensor]:
+    """Return the weights that a checkpoint has, not copies of them: reading into them changes the model."""
+    tensors = model.state_dict()
+    left_out = find_tied_names(model) | find_frozen_names(model)  # safetensors refuses aliases
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
+
+
+def _trained_parameters(trainable: TrainableModel) -> dict[str, Tensor]:
+    """Return the optimizer's parameters by name; call it after `_weights`, which undoes a gathering of sharded ones."""
+    return {name: weight for name, weight in trainable.model.named_parameters() if weight.requires_grad}

@@ -46,13 +46,9 @@ class TrainableModel:
         return cls(model, optimizer, schedule, config.grad_clip)
 
     def seek(self, step: int) -> None:
-        """
-        Move the schedule to a step, and apply the config's settings to the optimizer.
-
-        Call it after loading an optimizer state, which brings the settings that it was saved with.
-        """
+        """Move the schedule to a step."""
         for group, rate in zip(self.optimizer.param_groups, self.schedule.base_lrs, strict=True):
-            group |= {**self.optimizer.defaults, "lr": rate * self.schedule.lr_lambdas[0](step), "initial_lr": rate}
+            group["lr"] = rate * self.schedule.lr_lambdas[0](step)
         self.schedule.last_epoch = step
 
     def advance(self) -> None:
@@ -122,6 +118,12 @@ class TrainableModel:
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the unsharded adapters as an engine takes them; collective."""
         yield from adapter_weights(self.model, _gather)
+
+
+def new_moments(parameter: Tensor) -> dict[str, Tensor]:
+    """Return the state that AdamW gives a parameter in its first step: on its device, and sharded as it is."""
+    moments = {name: torch.zeros_like(parameter, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.tensor(0.0, dtype=torch.float32), **moments}
 
 
 def find_tied_names(model: Any) -> set[str]:

@@ -28,7 +28,7 @@ from turnwise_grpo_trainer.config import (
 )
 from turnwise_grpo_trainer.learner import model_state
 from turnwise_grpo_trainer.learner.learner import Learner
-from turnwise_grpo_trainer.learner.model_state import SCHEDULES_FILE, load_state, save_state
+from turnwise_grpo_trainer.learner.model_state import SCHEDULES_FILE, load_policy_state, load_state, save_state
 from turnwise_grpo_trainer.learner.optimization import lr_factor
 from turnwise_testing.references.reference_model import random_qwen3
 from turnwise_tiny_models import save_random_vision
@@ -203,6 +203,54 @@ def test_a_checkpoint_of_another_model_is_one_line(spec, tmp_path):
     with pytest.raises(ConfigError, match="not a checkpoint of this model: RuntimeError: Missing key") as caught:
         load_state(load(spec, GAE), tmp_path / "state")
     assert "\n" not in str(caught.value)
+
+
+ADAPTERS = evolve(CONFIG, lora=LoraConfig(rank=4, alpha=32.0, target_modules=("q_proj", "v_proj")))
+CHANGES = {
+    "fewer adapters": (ADAPTERS, evolve(ADAPTERS, lora=evolve(ADAPTERS.lora, target_modules=("q_proj",)))),
+    "more adapters": (ADAPTERS, evolve(ADAPTERS, lora=evolve(ADAPTERS.lora, target_modules=("all-linear",)))),
+    "another alpha": (ADAPTERS, evolve(ADAPTERS, lora=evolve(ADAPTERS.lora, alpha=8.0))),
+    "another rank": (ADAPTERS, evolve(ADAPTERS, lora=evolve(ADAPTERS.lora, rank=8))),
+    "another rank of one scale": (ADAPTERS, evolve(ADAPTERS, lora=evolve(ADAPTERS.lora, rank=8, alpha=64.0))),
+    "no adapters": (ADAPTERS, CONFIG),
+    "adapters for none": (CONFIG, ADAPTERS),
+    "a frozen tower, vision": (CONFIG, evolve(CONFIG, policy=evolve(CONFIG.policy, freeze_vision=True))),
+    "a tower no longer frozen, vision": (evolve(CONFIG, policy=evolve(CONFIG.policy, freeze_vision=True)), CONFIG),
+    "no critic": (GAE, CONFIG),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_config_that_would_lose_weights_is_refused(spec, vision_spec, tmp_path, change):
+    """A resume and an export refuse a checkpoint with other trained weights or another scale of adapters, unread."""
+    saved, config = CHANGES[change]
+    model = vision_spec if "vision" in change else spec
+    save_state(load(model, saved), tmp_path / "state")
+    learner = load(model, config)
+    before = {name: weight.clone() for name, weight in learner.policy.model.named_parameters()}
+
+    with pytest.raises(ConfigError, match="not a checkpoint of this model") as caught:
+        load_state(learner, tmp_path / "state")
+
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(before[name], weight) for name, weight in learner.policy.model.named_parameters())
+    if change == "no critic":  # an export needs none
+        load_policy_state(learner.policy.model, tmp_path / "state")
+    else:
+        with pytest.raises(ConfigError, match="not a checkpoint of this model"):
+            load_policy_state(learner.policy.model, tmp_path / "state")
+
+
+def test_a_checkpoint_without_a_scale(spec, tmp_path):
+    """Earlier versions did not write the scale of adapters, and their checkpoints load."""
+    learner = load(spec, ADAPTERS)
+    save_state(learner, tmp_path / "state")
+    file = tmp_path / "state" / SCHEDULES_FILE
+    assert {"policy": 0, "adapter_scale": 8.0} == json.loads(file.read_text())
+    file.write_text('{"policy": 0}')
+
+    load_state(learner, tmp_path / "state")
+    load_policy_state(learner.policy.model, tmp_path / "state")
 
 
 @pytest.mark.parametrize("damage", ["missing", "not JSON"])

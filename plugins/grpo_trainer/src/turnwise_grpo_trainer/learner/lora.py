@@ -98,6 +98,11 @@ def find_adapters(model: Any) -> dict[str, LoraLayer]:
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
 
 
+def adapter_scale(model: Any) -> float | None:
+    """Return alpha / r, the same for all adapters; None for a model without adapters."""
+    return next((float(layer.scaling[_ADAPTER]) for layer in find_adapters(model).values()), None)
+
+
 def adapter_weights(model: object, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """
     Yield A (r, in) and B (out, r) of each adapted module, as `Engine.update_weights` takes them: B includes the scale.

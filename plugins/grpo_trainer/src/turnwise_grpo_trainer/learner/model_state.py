@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from turnwise.errors import ConfigError
 from turnwise.files import raise_disk_error
 from turnwise_grpo_trainer.learner.learner import Learner
+from turnwise_grpo_trainer.learner.lora import adapter_scale
 from turnwise_grpo_trainer.learner.optimization import (
     TrainableModel,
     find_frozen_names,
@@ -38,6 +39,7 @@ from turnwise_grpo_trainer.learner.random_states import load_random_states, save
 from turnwise_grpo_trainer.learner.state_files import StateWriter
 
 SCHEDULES_FILE: Final = "schedules.json"
+_SCALE: Final = "adapter_scale"
 Moments = dict[str, dict[str, Tensor]]
 """AdamW's state of each weight that has one, by the weight's name."""
 _FILE_BYTES: Final = 1 << 27
@@ -52,8 +54,10 @@ def save_state(learner: Learner, folder: Path) -> None:
     writer = StateWriter(folder, _number_files(tensors))
     _call_torch(save)(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
     if learner.rank == 0:
-        steps = {name: trainable.schedule.last_epoch for name, trainable in _trainables(learner).items()}
-        (folder / SCHEDULES_FILE).write_text(json.dumps(steps), encoding="utf-8")
+        values: dict[str, float] = {name: each.schedule.last_epoch for name, each in _trainables(learner).items()}
+        if (scale := adapter_scale(learner.policy.model)) is not None:
+            values[_SCALE] = scale
+        (folder / SCHEDULES_FILE).write_text(json.dumps(values), encoding="utf-8")
     save_random_states(folder, learner.rank, learner.world_size, learner.device)
 
 
@@ -81,9 +85,10 @@ def load_state(learner: Learner, folder: Path) -> None:
     """Restore the state written by `save_state`; `ConfigError` if the folder holds no state of this model."""
     trainables = _trainables(learner)
     with _config_errors(folder):
-        steps = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
+        steps = _read_schedules(folder, learner.policy.model)
         saved = _read_names(folder)
         state = {name: _state_to_fill(name, trainable, saved) for name, trainable in trainables.items()}
+        _refuse_losses(saved, {f"{name}.model.{each}" for name, (weights, _) in state.items() for each in weights})
         _read({name: _named_tensors(*each) for name, each in state.items()}, folder)
     for name, trainable in trainables.items():
         moments, parameters = state[name][1], _trained_parameters(trainable)
@@ -96,8 +101,29 @@ def load_state(learner: Learner, folder: Path) -> None:
 
 def load_policy_state(model: Any, folder: Path) -> None:
     """Load the policy's weights of `save_state` into a model on the host; `ConfigError` if they are not of it."""
+    weights = _weights(model)
     with _config_errors(folder):
-        _read({"policy": {"model": _weights(model)}}, folder)
+        _read_schedules(folder, model)
+        policy = {name for name in _read_names(folder) if name.startswith("policy.")}
+        _refuse_losses(policy, {f"policy.model.{name}" for name in weights})
+        _read({"policy": {"model": weights}}, folder)
+
+
+def _read_schedules(folder: Path, model: object) -> dict[str, Any]:
+    """Return the steps of the schedules; `ValueError` if the policy's adapters had another scale than the model's."""
+    values: dict[str, Any] = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
+    scale = adapter_scale(model)
+    # The scale is in no tensor, so adapters with another one would load, and be another policy.
+    if scale is not None and values.get(_SCALE, scale) != scale:
+        raise ValueError(f"alpha / rank of its adapters is {values[_SCALE]:g}, and {scale:g} in train.lora")
+    return values
+
+
+def _refuse_losses(saved: Set[str], wanted: Set[str]) -> None:
+    """`ValueError` if a checkpoint has weights that the model does not train: their initial values would stay."""
+    lost = sorted(name for name in saved - wanted if name.split(".")[1] == "model")
+    if lost:
+        raise ValueError(f"the config trains {len(lost)} of its weights no longer, such as {lost[0]}")
 
 
 def _read_names(folder: Path) -> set[str]:

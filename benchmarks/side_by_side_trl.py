@@ -154,15 +154,17 @@ def use_calculator(tokenizer: Any) -> Record:
 
 def score_with_reasoning_gym(reward: Record) -> Record:
     """Return the reward `reasoning_gym` with its options in a config."""
+    from turnwise_reasoning_gym.answers import find_answer
     from turnwise_reasoning_gym.processes import GymProcess
-    from turnwise_reasoning_gym.reward import find_answer
 
     scorer = GymProcess("score", str(reward["timeout_s"]))
 
     def score_one(text: str, truth: str, extra: str) -> float:
         answer = find_answer(text, reward["answer"])
-        entry = json.loads(extra)["reasoning_gym"]
-        return float(str(scorer.ask({**entry, "ground_truth": truth, "answer": answer})["score"])) if answer else 0.0
+        if not answer.text:
+            return 0.0
+        request = {"ground_truth": truth, "answer": answer.text, "extracted": answer.extracted}
+        return float(str(scorer.ask({**json.loads(extra)["reasoning_gym"], **request})["score"]))
 
     def score(
         completions: Sequence[Sequence[Record]], truth: Sequence[str], extra: Sequence[str], **_: Any

@@ -36,13 +36,14 @@ class TestReasoningGymReward(RewardSuite):
 
     @pytest.fixture
     def examples(self):
-        """An answer that is right, one that is right beside other words, one that is wrong, and one that never ends."""
+        """One that is right, one that is right beside other words, two that are wrong, and one without an end."""
         addition = task_from_row(next(iter(ReasoningGymSource().rows("chain_sum?size=1&seed=1"))))
         puzzle = task_from_row(next(iter(ReasoningGymSource().rows("puzzle24?size=1"))))
         truth = addition.ground_truth
         return (
             RewardExample(answer=truth, ground_truth=truth, task=addition, expected=1.0),
             RewardExample(answer=f"5 or <answer>{truth}</answer>", ground_truth=truth, task=addition, expected=1.0),
+            RewardExample(answer=f"<answer>1{truth}</answer>", ground_truth=truth, task=addition, expected=0.0),
             RewardExample(answer="none", ground_truth=truth, task=addition, expected=0.0),
             RewardExample(answer="1 +", ground_truth=puzzle.ground_truth, task=evolve(puzzle, uid="p"), expected=0.01),
         )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from turnwise.cli import main
 from turnwise.errors import DataError
+from turnwise_reasoning_gym.answers import Answer, find_answer, is_same_number
 from turnwise_reasoning_gym.processes import GymProcess
-from turnwise_reasoning_gym.reward import find_answer
 from turnwise_reasoning_gym.source import ReasoningGymSource
 from turnwise_reasoning_gym.tagged_json import from_tagged, to_tagged
 from turnwise_result_files import read_results
@@ -49,8 +49,16 @@ def test_tagged_json_loses_nothing(value):
         ("<answer>1</answer> no, <answer>2", "auto", "1"),
         ("It is 5.", "tag", ""),
         ("17 + 25 = 42.", "number", "42"),
-        ("It costs -1,234.50 in all", "number", "-1,234.50"),
+        ("It costs -1,234.50 in all", "number", "-1234.50"),
+        ("It is \N{MINUS SIGN}12.", "number", "-12"),
+        ("<answer>\N{MINUS SIGN}1,200</answer>", "tag", "-1,200"),
+        ("<answer>3 \N{MINUS SIGN} 1</answer>", "tag", "3 \N{MINUS SIGN} 1"),
+        ("17-12 or (17)-12 or x-12", "number", "12"),
+        ("17 - -12", "number", "-12"),
         ("5, 6, and", "number", "6"),
+        ("1,2", "number", "2"),
+        ("1,2345", "number", "2345"),
+        ("about .5", "number", ".5"),
         ("none", "number", ""),
         ("<answer>3</answer>", "text", "<answer>3</answer>"),
         ("", "auto", ""),
@@ -58,7 +66,17 @@ def test_tagged_json_loses_nothing(value):
 )
 def test_the_answer_is_found(text, extraction, expected):
     """In the last message of the model."""
-    assert find_answer(text, extraction) == expected
+    whole = extraction == "text" or (extraction == "auto" and "<answer>" not in text.rpartition("</think>")[2])
+    assert find_answer(text, extraction) == Answer(expected, extracted=not whole)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=2), st.sampled_from(["{}", "{:,}", "{:+}", "{}0"]))
+def test_a_number_is_found_however_it_is_written(number, form):
+    """With separators, a sign, zeros at the end, and with the minus sign of print."""
+    for text in (form.format(number), form.format(number).replace("-", "\N{MINUS SIGN}")):
+        assert is_same_number(find_answer(f"It is {text}.", "number").text, str(number))
+        assert is_same_number(find_answer(f"<answer>{text}</answer>", "tag").text, str(number))
+        assert not is_same_number(text, str(number + 1))
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +86,62 @@ def names():
     return sorted({*json.loads(done.stdout.splitlines()[-1])} - {"composite"})
 
 
-@pytest.mark.slow
-def test_reference_answers_score_one(names):
-    """In every data set that has them, from the JSON of a row; and another process makes the same rows."""
+@pytest.fixture(scope="module")
+def rows(names):
+    """Two rows of each data set, from JSON."""
     text = f"{','.join(names)}?size={2 * len(names)}&seed=5"
-    rows = [json.loads(json.dumps(row)) for row in ReasoningGymSource().rows(text)]
-    scores = defaultdict(set)
+    return [json.loads(json.dumps(row)) for row in ReasoningGymSource().rows(text)]
+
+
+@pytest.fixture
+def score():
+    """A function that scores an answer to a row."""
     with GymProcess("score", "60") as process:
-        for row in rows:
-            truth = row["ground_truth"]
-            request = row["reasoning_gym"] | {"ground_truth": truth, "answer": truth}
-            scores[row["data_source"]].add(None if truth is None else process.ask(request)["score"])
+
+        def score_one(row, answer, *, extracted=True):
+            request = {"ground_truth": row["ground_truth"], "answer": answer, "extracted": extracted}
+            return process.ask(row["reasoning_gym"] | request)["score"]
+
+        yield score_one
+
+
+@pytest.mark.slow
+def test_reference_answers_score_one(names, rows, score):
+    """In every data set that has them, from the JSON of a row; and another process makes the same rows."""
+    scores = defaultdict(set)
+    for row in rows:
+        truth = row["ground_truth"]
+        for extracted in (True, False):
+            scores[row["data_source"]].add(None if truth is None else score(row, truth, extracted=extracted))
 
     assert len(names) >= 105
     assert {name: {None} if name in WITHOUT_REFERENCE else {1.0} for name in names} == scores
-    assert rows == list(ReasoningGymSource().rows(text))
+    assert rows == list(ReasoningGymSource().rows(f"{','.join(names)}?size={2 * len(names)}&seed=5"))
+
+
+@pytest.mark.slow
+def test_an_extracted_answer_has_no_share_of_the_right_one(rows, score):
+    """In any data set: `15` is wrong where `5` is right, although it contains it."""
+    paid = {}
+    for row in rows:
+        truth = row["ground_truth"]
+        for answer in (f"1{truth}", f"{truth}1", f"-{truth}", f"x{truth}", f"{truth} {truth}") if truth else ():
+            if score(row, answer) == len(truth) / len(answer) and not is_same_number(answer, truth):
+                paid[row["data_source"]] = answer
+    assert paid == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chain_sum", "products", "basic_arithmetic", "gcd"])
+def test_an_extracted_number_is_right_or_wrong(name, score):
+    """However it is written; a whole message still has its share."""
+    for row in ReasoningGymSource().rows(f"{name}?size=5&seed=1"):
+        truth = row["ground_truth"]
+        number = int(truth)
+        assert {score(row, f"{number}"), score(row, f"{number:,}"), score(row, f"{number}.0")} == {1.0}
+        wrong = (f"1{abs(number)}", f"{number}0", f"{-number}", f"{number}.5", f"The answer is {truth}")
+        assert {score(row, answer) for answer in wrong} == {0.0}
+        assert 0 < score(row, f"The answer is {truth}", extracted=False) < 1
 
 
 @pytest.mark.slow
@@ -96,7 +155,7 @@ def test_the_config_of_a_task_reaches_its_score():
 def test_an_answer_without_end_scores_nothing_and_others_go_on():
     """A timer ends the process, and the next answer has a new one."""
     row = next(iter(ReasoningGymSource().rows("puzzle24?size=1")))
-    request = row["reasoning_gym"] | {"ground_truth": row["ground_truth"], "answer": "9**9**9**9"}
+    request = row["reasoning_gym"] | {"ground_truth": row["ground_truth"], "answer": "9**9**9**9", "extracted": False}
     with GymProcess("score", "1") as process:
         with pytest.raises(TimeoutError):
             process.ask(request)
@@ -109,8 +168,8 @@ def test_an_answer_that_is_evaluated_does_no_harm(tmp_path):
     row = next(iter(ReasoningGymSource().rows("string_insertion?size=1")))
     with GymProcess("score", "10") as process:
         for code in (f"__import__('os').system('touch {tmp_path}/a')", f"open('{tmp_path}/b', 'w').write('x')"):
-            request = row["reasoning_gym"] | {"ground_truth": row["ground_truth"], "answer": f"[{code}]"}
-            assert process.ask(request)["score"] < 1.0
+            request = {"ground_truth": row["ground_truth"], "answer": f"[{code}]", "extracted": False}
+            assert process.ask(row["reasoning_gym"] | request)["score"] < 1.0
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists() or not (tmp_path / "b").read_text()
 

@@ -18,11 +18,13 @@ from typing import Any, Final, Self
 
 import numpy as np
 from attrs import frozen
+from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
 from reasoning_gym.factory import CURRICULA, DATASETS  # type: ignore[import-untyped]  # it has no types
 
 from turnwise.errors import DataError, describe
 from turnwise.plugin.registry import did_you_mean
 from turnwise.types import JsonDict
+from turnwise_reasoning_gym.answers import is_same_number
 from turnwise_reasoning_gym.tagged_json import from_tagged, to_tagged
 
 _SHARED: Final = ("size", "seed", "level")
@@ -96,11 +98,33 @@ def prepare(request: JsonDict) -> None:
 def score(request: JsonDict) -> float:
     """Return the score of an answer; 0 for one that the data set cannot read."""
     scorer = _scorer(request["data_set"], json.dumps(request["config"], sort_keys=True))
-    entry = {"answer": request["ground_truth"], "metadata": from_tagged(request["metadata"])}
+    answer, truth = request["answer"], request["ground_truth"]
     try:
-        return float(scorer.score_answer(request["answer"], entry))
+        value = float(scorer.score_answer(answer, {"answer": truth, "metadata": from_tagged(request["metadata"])}))
     except (Exception, SystemExit):  # noqa: BLE001 - parsers raise anything on a model's text
         return 0.0
+    if request["extracted"] and truth is not None and value < 1:
+        compares_texts = type(scorer).score_answer is ProceduralDataset.score_answer
+        if compares_texts or _is_share(value, answer, truth):
+            return float(is_same_number(answer, truth))
+    return value
+
+
+def _is_share(value: float, answer: str, truth: str) -> bool:
+    """
+    Return whether a score is the share of the right answer in the characters of a longer one.
+
+    Some data sets give it to a sentence around the right answer. Where only the answer is left, it would pay a wrong
+    one, such as 15 or -5 in place of 5.
+    """
+    forms = zip(_forms(answer), _forms(truth), strict=True)
+    return any(right.upper() in text.upper() and value == len(right) / len(text) for text, right in forms if text)
+
+
+def _forms(text: str) -> tuple[str, ...]:
+    """Return a text in the forms in which data sets compare it."""
+    rows = text.strip().split("\n")
+    return text, text.strip(), text.replace(",", ""), "\n".join(" ".join(row.split()) for row in rows)
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import re
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -14,13 +13,12 @@ from typing import Final
 from turnwise import Episode, TrajectoryScore
 from turnwise.errors import DataError
 from turnwise.types import JsonDict
-from turnwise_reasoning_gym.config import Extraction, RewardConfig
+from turnwise_reasoning_gym.answers import find_answer
+from turnwise_reasoning_gym.config import RewardConfig
 from turnwise_reasoning_gym.processes import GymProcess
 
 MAX_ANSWER_CHARS: Final = 20_000
 """Longer answers score 0."""
-_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_NUMBER: Final = re.compile(r"[-+]?(?:\d[\d,]*)(?:\.\d+)?|[-+]?\.\d+")
 
 
 class ReasoningGymReward:
@@ -45,25 +43,14 @@ class ReasoningGymReward:
         request = _request_of(episode)
         turns = [str(message["content"] or "") for message in episode.messages if message.get("role") == "assistant"]
         answer = find_answer(turns[-1] if turns else "", self._config.answer)
-        if not answer or len(answer) > MAX_ANSWER_CHARS:
+        if not answer.text or len(answer.text) > MAX_ANSWER_CHARS:
             return TrajectoryScore(value=0.0)
         scorers = _shared_scorers(self._config.timeout_s, self._config.processes)
         # In a thread: the pipe of the process blocks, and other episodes go on.
-        value = await asyncio.wrap_future(scorers.submit(request | {"answer": answer}))
+        value = await asyncio.wrap_future(
+            scorers.submit(request | {"answer": answer.text, "extracted": answer.extracted})
+        )
         return TrajectoryScore(value=value)
-
-
-def find_answer(text: str, extraction: Extraction) -> str:
-    """Return the answer in the last message of a model; empty if it has none."""
-    text = text.rpartition("</think>")[2]
-    if extraction in ("auto", "tag") and (tagged := _TAG.findall(text)):
-        return str(tagged[-1]).strip()
-    if extraction == "tag":
-        return ""
-    if extraction == "number":
-        numbers = _NUMBER.findall(text)
-        return numbers[-1].rstrip(",") if numbers else ""
-    return text.strip()
 
 
 def _request_of(episode: Episode) -> JsonDict:

@@ -14,7 +14,7 @@ from bfcl_conversations import converse, resources, right_turns, tasks, to_call
 from bfcl_inputs import written
 from bfcl_original import importable
 
-from turnwise import Status
+from turnwise import Resources, Status
 from turnwise.cli import main
 from turnwise.errors import DataError
 from turnwise.tools.toolbox import ToolBox
@@ -24,6 +24,7 @@ from turnwise_bfcl.calls import is_plain_call, write_call
 from turnwise_bfcl.data_files import fetch_wheel
 from turnwise_bfcl.multi_turn import CATEGORIES, PROGRAMS
 from turnwise_bfcl.simulator import shared_simulator
+from turnwise_bfcl.source import CATEGORIES as ALL_CATEGORIES
 from turnwise_plain_functions import tool
 from turnwise_result_files import read_results
 
@@ -303,6 +304,35 @@ def test_a_task_of_another_kind_fails():
     result, _ = score(evolve(task, extra={"tools": task.extra["tools"]}), right_turns(task))
     assert (result.status, result.fault.owner) == (Status.FAILED, "infra")
     assert "is of no multi-turn category of BFCL; set data.path to bfcl:multi_turn_base" in result.fault.message
+
+
+def first_answer(task):
+    """Return calls of a task of one turn: its first possible answer, or else a call of each function that it shows."""
+    return [
+        (name, {key: values[0] for key, values in arguments.items() if values and values[0] != ""})
+        for answer in task.ground_truth or [{schema["function"]["name"]: {}} for schema in task.extra["tools"]]
+        for name, arguments in answer.items()
+    ]
+
+
+@pytest.mark.parametrize("category", [each for each in ALL_CATEGORIES if each not in CATEGORIES])
+def test_tasks_of_one_turn_are_scored_beside_conversations(category):
+    """Also those that show a function with the name of a program's: the score is that of a run without programs."""
+    alone = Resources(chat=resources().chat, parser=resources().parser)
+    shared = [
+        task
+        for number, task in enumerate(tasks(category))
+        if number < 2 or {schema["function"]["name"] for schema in task.extra["tools"]} & {*resources().tools}
+    ]
+    rewards = set()
+    for task in shared:
+        turns = [written(*first_answer(task))]
+        beside, _ = score(task, turns)
+        expected, _ = score(task, turns, alone)
+        assert (beside.status, beside.fault) == (Status.COMPLETED, None), task.uid
+        assert beside.reward == expected.reward, task.uid
+        rewards.add(beside.reward)
+    assert float("irrelevance" not in category) in rewards
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,12 @@ def _question(messages: Sequence[Mapping[str, object]], withheld: Sequence[JsonD
     return "\n".join([*map(json.dumps, withheld), _MORE_FUNCTIONS])
 
 
+def has_one_turn(task: Task) -> bool:
+    """Return whether a task is of another category, in which the model's first turn ends the episode."""
+    about: object = task.extra.get("bfcl")
+    return isinstance(about, Mapping) and "category" in about and about["category"] not in CATEGORIES
+
+
 def entry_of(task: Task) -> JsonDict:
     """Return what the programs of a task need; `DataError` when it is of no multi-turn category."""
     about: object = task.extra.get("bfcl")

@@ -12,7 +12,7 @@ from turnwise import Task, Tool, ToolResult
 from turnwise.errors import ConfigError, DataError, InfrastructureError, ToolError
 from turnwise.types import JsonDict, ToolSchema
 from turnwise_bfcl.calls import write_call
-from turnwise_bfcl.multi_turn import entry_of, read_functions
+from turnwise_bfcl.multi_turn import entry_of, has_one_turn, read_functions
 from turnwise_bfcl.simulator import CPU_S, ExhaustedError, Simulator, shared_simulator
 
 
@@ -78,6 +78,8 @@ class ProgramTool:
 
     async def execute(self, session: Any, arguments: Mapping[str, object]) -> ToolResult:
         conversation: Conversation = session
+        if has_one_turn(conversation.task):  # its function has the name of a program's, and nothing behind it
+            return ToolResult(text="", ends_episode=True)
         text = await conversation.run(shared_simulator(), self.schema["function"]["name"], dict(arguments))
         return ToolResult(text=text, error=text.startswith("Error during execution:"))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.cli import main
-from turnwise.errors import DataError
+from turnwise.errors import DataError, InfrastructureError
 from turnwise_reasoning_gym.answers import Answer, find_answer, is_same_number
 from turnwise_reasoning_gym.processes import GymProcess
 from turnwise_reasoning_gym.source import ReasoningGymSource
@@ -149,6 +149,43 @@ def test_the_config_of_a_task_reaches_its_score():
     """`puzzle24` accepts only the numbers and operators of its config."""
     row = next(iter(ReasoningGymSource().rows('puzzle24?size=1&operators=["+","-","*"]&max_value=6')))
     assert row["reasoning_gym"]["config"] == {"operators": {"$tuple": ["+", "-", "*"]}, "max_value": 6}
+
+
+def evaluated(code):
+    """Return a request whose answer is the right one behind some code; its data set evaluates it, and then pays 0.1."""
+    row = next(iter(ReasoningGymSource().rows("string_insertion?size=1")))
+    answer = f"({code}, {row['ground_truth']!r})[1]"
+    return row["reasoning_gym"] | {"ground_truth": row["ground_truth"], "answer": answer, "extracted": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "score"),
+    [
+        ("None", 0.1),
+        ("__import__('time').sleep(0.4)", 0.1),  # as on a machine that is busy with other programs
+        ("bytes(2**28)", 0.1),
+        ("bytes(3 * 2**30)", 0.0),
+        ("[bytes(2**28) for _ in range(12)]", 0.0),
+    ],
+)
+def test_limits_of_time_and_memory(code, score):
+    """Time is of the processor: an answer that waits loses nothing. The same process scores the next answer."""
+    request = evaluated(code)
+    with GymProcess("score", "0.2") as process:
+        assert process.ask(request)["score"] == score
+        first = process._process
+        assert process.ask(evaluated("None"))["score"] == 0.1
+        assert process._process is first
+
+
+@pytest.mark.slow
+def test_a_process_that_waits_for_ever_is_a_fault_of_the_machine():
+    """Nobody knows whether the answer is right, so it has no score; the next answer has a new process."""
+    with GymProcess("score", "0.2") as process:
+        with pytest.raises(InfrastructureError, match="took more than 2 seconds and less than 0"):
+            process.ask(evaluated("__import__('time').sleep(1000)"))
+        assert process.ask(evaluated("None"))["score"] == 0.1
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ class RewardConfig:
         answer: `tag` takes the text between the last `<answer>` and `</answer>`; `text` the whole last message of the
             model, without what is before `</think>`; `number` the last number in it; `auto` the tag if there is one,
             else the text.
-        timeout_s: longest scoring of one answer in seconds; an answer that takes longer scores 0.
+        timeout_s: longest scoring of one answer in seconds of the processor; an answer that takes longer scores 0.
         processes: most processes that score for one worker.
     """
 

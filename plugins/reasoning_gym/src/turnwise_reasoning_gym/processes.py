@@ -18,6 +18,8 @@ from typing import Final, Self
 from turnwise.errors import InfrastructureError
 from turnwise.types import JsonDict
 
+CLOCK_FACTOR: Final = 10
+"""Seconds of the clock for each second of the processor that a score may take."""
 _EXIT_TIMEOUT_S: Final = 10.0
 _SETTINGS: Final = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg"}
 """The order of sets of texts, which reaches the tasks of some data sets; and matplotlib asks for no display."""
@@ -40,8 +42,8 @@ class GymProcess:
         Return the answer to a request.
 
         Raises:
-            TimeoutError: the process ended itself, because the request took too long.
-            InfrastructureError: it does not start, or something else has ended it.
+            TimeoutError: the process ended itself, because the request took too long a time of the processor.
+            InfrastructureError: it does not start, it waited for too long, or something else has ended it.
         """
         if self._process is None:
             self._process = self._start()
@@ -64,8 +66,14 @@ class GymProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_EXIT_TIMEOUT_S)
         errors = self.close()
-        if process.returncode == -signal.SIGALRM:
+        if process.returncode == -signal.SIGPROF:
             raise TimeoutError
+        if process.returncode == -signal.SIGALRM:
+            limit_s = float(self._arguments[-1])
+            raise InfrastructureError(
+                f"scoring took more than {CLOCK_FACTOR * limit_s:g} seconds and less than {limit_s:g} of the processor;"
+                " the machine is too busy, or the answer waits"
+            )
         last_line = errors.rstrip().rpartition("\n")[2]
         raise InfrastructureError(f"the process with reasoning-gym ended with {process.returncode}: {last_line}")
 

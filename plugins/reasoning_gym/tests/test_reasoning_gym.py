@@ -151,6 +151,35 @@ def test_the_config_of_a_task_reaches_its_score():
     assert row["reasoning_gym"]["config"] == {"operators": {"$tuple": ["+", "-", "*"]}, "max_value": 6}
 
 
+@pytest.mark.slow
+def test_no_answer_is_right_in_every_data_set(rows, score):
+    """What is no number, a text, or another value of Python pays nothing where the right answer is another one."""
+    paid = defaultdict(list)
+    for row in rows:
+        for answer in ("nan", "-NaN", "nan+nanj", "1+nani", "inf", "I do not know", "None", "[nan]"):
+            if not 0 <= score(row, answer, extracted=False) < 0.5 and answer != row["ground_truth"]:
+                paid[row["data_source"]].append(answer)
+    assert paid == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "truth", "right", "wrong"),
+    [
+        ("game_of_life_halting", "True", ("True", "true", " True."), ("False", "no", "0", "True or False", "")),
+        ("game_of_life_halting", "False", ("False", "FALSE"), ("True", "yes", "not False", "")),
+        ("coin_flip", "0.003", ("0.003", "0.00304", "3/1000"), ("0", "0.", "0.0", "0.0035", "0.3", "nan", "inf", "")),
+        ("coin_flip", "0.5", ("0.5", "1/2", ".5"), ("0", "5", "0.6", "0.45", "1/0", "half")),
+    ],
+)
+def test_answers_of_data_sets_whose_score_is_replaced(name, truth, right, wrong, score):
+    """Their own score pays wrong answers."""
+    row = next(iter(ReasoningGymSource().rows(f"{name}?size=1"))) | {"ground_truth": truth}
+    for extracted in (True, False):
+        assert {answer: score(row, answer, extracted=extracted) for answer in right} == dict.fromkeys(right, 1.0)
+        assert {answer: score(row, answer, extracted=extracted) for answer in wrong} == dict.fromkeys(wrong, 0.0)
+
+
 def evaluated(code):
     """Return a request whose answer is the right one behind some code; its data set evaluates it, and then pays 0.1."""
     row = next(iter(ReasoningGymSource().rows("string_insertion?size=1")))

@@ -25,6 +25,7 @@ from turnwise.errors import DataError, describe
 from turnwise.plugin.registry import did_you_mean
 from turnwise.types import JsonDict
 from turnwise_reasoning_gym.answers import is_same_number
+from turnwise_reasoning_gym.replaced_scores import IS_RIGHT, has_nan
 from turnwise_reasoning_gym.tagged_json import from_tagged, to_tagged
 
 _SHARED: Final = ("size", "seed", "level")
@@ -99,6 +100,10 @@ def score(request: JsonDict) -> float:
     """Return the score of an answer; 0 for one that the data set cannot read."""
     scorer = _scorer(request["data_set"], json.dumps(request["config"], sort_keys=True))
     answer, truth = request["answer"], request["ground_truth"]
+    if is_right := IS_RIGHT.get(request["data_set"]):
+        return float(is_right(answer, truth))
+    if has_nan(answer) and not has_nan(truth or ""):
+        return 0.0
     try:
         value = float(scorer.score_answer(answer, {"answer": truth, "metadata": from_tagged(request["metadata"])}))
     except (Exception, SystemExit):  # noqa: BLE001 - parsers raise anything on a model's text

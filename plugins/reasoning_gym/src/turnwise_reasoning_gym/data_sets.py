@@ -99,16 +99,17 @@ def prepare(request: JsonDict) -> None:
 def score(request: JsonDict) -> float:
     """Return the score of an answer; 0 for one that the data set cannot read."""
     scorer = _scorer(request["data_set"], json.dumps(request["config"], sort_keys=True))
-    answer, truth = request["answer"], request["ground_truth"]
-    if is_right := IS_RIGHT.get(request["data_set"]):
+    answer, given = str(request["answer"]), request["ground_truth"]
+    truth = "" if given is None else str(given)  # some data sets have metadata alone
+    if is_right := IS_RIGHT.get(str(request["data_set"])):
         return float(is_right(answer, truth))
-    if has_nan(answer) and not has_nan(truth or ""):
+    if has_nan(answer) and not has_nan(truth):
         return 0.0
     try:
-        value = float(scorer.score_answer(answer, {"answer": truth, "metadata": from_tagged(request["metadata"])}))
+        value = float(scorer.score_answer(answer, {"answer": given, "metadata": from_tagged(request["metadata"])}))
     except (Exception, SystemExit):  # noqa: BLE001 - parsers raise anything on a model's text
         return 0.0
-    if request["extracted"] and truth is not None and value < 1:
+    if request["extracted"] and given is not None and value < 1:
         compares_texts = type(scorer).score_answer is ProceduralDataset.score_answer
         if compares_texts or _is_share(value, answer, truth):
             return float(is_same_number(answer, truth))

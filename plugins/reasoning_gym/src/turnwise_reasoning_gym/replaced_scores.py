@@ -1,4 +1,4 @@
-"""Scores in place of those of reasoning-gym that pay wrong answers."""
+"""Scores that replace reasoning-gym's where it pays wrong answers."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
 
+from turnwise.errors import ConfigError
+
 PARTIAL: Final = ".partial"
 """Suffix of the temporary name."""
 
@@ -25,6 +27,14 @@ PARTIAL: Final = ".partial"
 def partial_path(path: Path) -> Path:
     """Return the temporary name of a file that is being written."""
     return path.with_name(f"{path.name}{PARTIAL}")
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home directory in place of `~` or `~USER`; `ConfigError` if there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: {Path(path).parts[0]} has no home directory on this machine") from error
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from turnwise.config.run import RunConfig
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.events.observer import Observer
+from turnwise.files import expanded
 from turnwise.plugin.host import Host
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Resources
@@ -140,7 +141,7 @@ class OwnCode:
         return self.find(place)
 
     def _locate(self, file: str) -> Path:
-        return (self.base_dir / Path(file).expanduser()).resolve()
+        return (self.base_dir / expanded(file)).resolve()
 
     def _import(self, name: str) -> ModuleType:
         try:

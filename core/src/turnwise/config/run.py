@@ -36,6 +36,7 @@ from turnwise.config.parts import (
 from turnwise.config.runtime import PoolConfig, RuntimeConfig
 from turnwise.config.weights import MemoryConfig, WeightsConfig
 from turnwise.errors import ConfigError
+from turnwise.files import expanded
 from turnwise.models.finding import find_model
 from turnwise.models.location import ModelSource
 from turnwise.options import (
@@ -290,7 +291,7 @@ class RunConfig:
         """Return the file or folder that a path means; `ConfigError` when a `package:` path does not exist."""
         if path.startswith(PACKAGE):
             return _in_package(path)
-        return self.base_dir / Path(path).expanduser()
+        return self.base_dir / expanded(path)
 
     def is_task_source(self, path: str) -> bool:
         """Return whether a path of tasks names a registered source: it has the form `SOURCE:TEXT` and is no file."""

@@ -38,6 +38,7 @@ from turnwise.config.errors import (
 from turnwise.config.parts import FILE_END, IN_FILE, Choice, CodePlace, ToolChoice, TypeForm, file_fields, plain
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import ConfigError, PluginError
+from turnwise.files import expanded
 from turnwise.plugin.registry import did_you_mean
 from turnwise.types import JsonDict, JsonObject
 
@@ -147,7 +148,7 @@ def _one_of(value: object, allowed: tuple[object, ...], kind: object) -> object:
 def _structure_path(value: object, base_dir: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise mismatch(Path, value)
-    return Path(value).expanduser() if base_dir is None else base_dir / Path(value).expanduser()
+    return expanded(value) if base_dir is None else base_dir / expanded(value)
 
 
 def _structure_place(value: object, base_dir: Path | None) -> str:
@@ -156,7 +157,7 @@ def _structure_place(value: object, base_dir: Path | None) -> str:
     home, colon, name = value.rpartition(":")
     if base_dir is None or not home.endswith(FILE_END):
         return value
-    return f"{base_dir / Path(home).expanduser()}{colon}{name}"
+    return f"{base_dir / expanded(home)}{colon}{name}"
 
 
 def _structure_choice(value: object, _kind: object) -> Choice:

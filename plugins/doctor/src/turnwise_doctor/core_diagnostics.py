@@ -7,10 +7,10 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Final
 
 from turnwise.errors import ConfigError
+from turnwise.files import expanded
 from turnwise.models.inspection import inspect_hub
 from turnwise.plugin.host import ALLOW_VARIABLE, Host, load
 from turnwise.protocols import Finding
@@ -101,7 +101,7 @@ class RayDiagnostic:
 def _ray_token() -> Finding:
     """Return whether processes of a cluster authenticate themselves, by Ray's environment variables and token file."""
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or _RAY_TOKEN_FILE).expanduser()
+    path = expanded(os.environ.get("RAY_AUTH_TOKEN_PATH") or _RAY_TOKEN_FILE)
     has_token = bool(os.environ.get("RAY_AUTH_TOKEN")) or path.is_file()
     if mode == "disabled":
         explanation = "RAY_AUTH_MODE is disabled: who reaches a port of the cluster can run code on its machines"

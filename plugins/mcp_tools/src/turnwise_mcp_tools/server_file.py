@@ -18,6 +18,7 @@ from attrs import evolve
 
 from turnwise import structure
 from turnwise.errors import ConfigError
+from turnwise.files import expanded
 from turnwise_mcp_tools.config import McpConfig, ServerConfig
 from turnwise_strict_json import load_json
 
@@ -122,7 +123,7 @@ def _read_server(section: object, place: str, path: Path) -> ServerConfig:
     if unknown:
         structlog.get_logger().warning("keys of an MCP server are ignored", server=place, keys=unknown)
     if isinstance(section.get("envFile"), str):
-        file = path.parent / Path(section["envFile"]).expanduser()
+        file = path.parent / expanded(section["envFile"])
         section = section | {"env": _read_variables(file, place) | (section.get("env") or {})}
     server: ServerConfig = structure({key: section[key] for key in _KNOWN if key in section}, ServerConfig, path=place)
     return server

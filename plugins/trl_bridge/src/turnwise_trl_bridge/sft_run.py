@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve
 
 from turnwise.errors import ConfigError, DataError
-from turnwise.files import partial_path, raise_disk_error, write_text
+from turnwise.files import expanded, partial_path, raise_disk_error, write_text
 from turnwise.models.finding import find_model
 from turnwise.models.location import FoundModel, ModelSource
 from turnwise.protocols.command import OK
@@ -77,7 +77,7 @@ def _options(arguments: argparse.Namespace, model: FoundModel) -> JsonObject:
     """Return the options that decide the model."""
     names = ("epochs", "batch_size", "learning_rate", "seed")
     of_hub = {"revision": arguments.revision, "commit": model.commit} if model.commit else {}
-    path = arguments.model if model.commit else str(Path(arguments.model).expanduser().absolute())
+    path = arguments.model if model.commit else str(expanded(arguments.model).absolute())
     # A file of the same name may have other rows by now: the model of the old ones must not pass for theirs.
     with arguments.rows.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from turnwise.files import expanded
+
 
 @frozen
 class PageAddress:
@@ -32,7 +34,7 @@ def address_file(runs: Sequence[Path]) -> Path:
     """Return the file for a view of some runs, below `$XDG_STATE_HOME` or `~/.local/state`."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     name = hashlib.sha256("\n".join(str(run.resolve()) for run in runs).encode()).hexdigest()[:32]
-    return Path(state).expanduser() / "turnwise" / "view" / f"{name}.json"
+    return expanded(state) / "turnwise" / "view" / f"{name}.json"
 
 
 def load_address(file: Path) -> PageAddress | None:

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import evolve, field, frozen, validators
 
 from turnwise.errors import ConfigError, DataError
+from turnwise.files import expanded
 from turnwise.plugin.registry import did_you_mean
 from turnwise_task_files import parse_text
 from turnwise_workspace_tasks import harbor, swe, terminal_bench
@@ -95,7 +96,7 @@ class FolderSource:
 
     def _find(self, text: str) -> tuple[list[Path], Options]:
         path, options = parse_text(text, Options)
-        found = find_tasks(self.base / Path(path).expanduser(), self.form)
+        found = find_tasks(self.base / expanded(path), self.form)
         if options.tasks is None:
             return found, options
         by_name = {each.name: each for each in found}

@@ -21,6 +21,7 @@ from typing import Final
 from attrs import evolve, field, frozen, validators
 
 from turnwise.errors import DataError
+from turnwise.files import expanded
 from turnwise_task_files import parse_text
 from turnwise_task_files.row_files import read_rows
 from turnwise_workspace_tasks.folders import MAX_TASK_BYTES, read_tree
@@ -70,7 +71,7 @@ class SweSource:
     def describe(self, text: str) -> str:
         """Return one line about the rows of a text; `DataError` when there is no such file."""
         path, options = parse_text(text, SweOptions)
-        if not (file := self.base / Path(path).expanduser()).is_file():
+        if not (file := self.base / expanded(path)).is_file():
             raise DataError(f"{file}: there is no such file")
         return f"rows of {file} with the repositories of {self.base / options.repositories}"
 
@@ -82,8 +83,8 @@ class SweSource:
         """Yield the tasks of a text, as `rows`."""
         self.describe(text)
         path, options = parse_text(text, SweOptions)
-        repositories = self.base / Path(options.repositories).expanduser()
-        for where, row in read_rows(self.base / Path(path).expanduser(), None):
+        repositories = self.base / expanded(options.repositories)
+        for where, row in read_rows(self.base / expanded(path), None):
             try:
                 yield read_swe_row(row, repositories, options)
             except DataError as error:

@@ -15,6 +15,8 @@ from turnwise_doctor import report as doctor_report
 from turnwise_doctor.diagnosis import diagnose
 from turnwise_doctor.report import ask
 
+JUDGE = "runtime: {name: ray}\njudge: {engine: transformers, pool: {replica_python: NAME}}"
+
 
 class Fixed:
     """Returns the same findings at each call."""
@@ -185,7 +187,7 @@ def test_a_missing_interpreter_is_named(tmp_path, monkeypatch, relative):
     """The hint creates its virtual environment."""
     (tmp_path / "venv/bin").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "venv/bin")
-    report = ask("python" if relative else str(tmp_path / "venv/bin/python"), [])
+    report = ask("./python" if relative else str(tmp_path / "venv/bin/python"), [])
 
     assert "there is no such interpreter" == report["error"]
     assert f"python3 -m venv {tmp_path / 'venv'}" == report["hint"]
@@ -245,3 +247,59 @@ def test_the_command_in_a_separate_process():
     found = {each["name"]: each["findings"] for each in report["diagnostics"]}
     assert {"machine", "ray", "turnwise"} <= found.keys()
     assert [finding for findings in found.values() for finding in findings if finding["state"] == "broken"] == []
+
+
+@pytest.mark.parametrize("python", ["/python3", "no-such-python", "", " ", "x/python", "/", "."])
+def test_a_name_that_is_no_interpreter_has_no_hint_of_a_folder(python, tmp_path, monkeypatch):
+    """Only the missing `bin/python` of a virtual environment can be created."""
+    monkeypatch.chdir(tmp_path)
+    report = ask(python, [])
+
+    assert "there is no such interpreter" in report["error"]
+    assert "venv" not in report["hint"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no program\n",
+        b"\x7fELF",
+        b"#!/no/such/interpreter\n",
+        b"",
+        b"#!/bin/sh\nprintf '\\377\\376'\n",
+        b"#!/bin/sh\nprintf '\\377' >&2\n",
+        b"#!/bin/sh\necho '{\"interpreters\": [5]}'\n",
+        b"#!/bin/sh\necho '{\"interpreters\": [{}]}'\n",
+    ],
+)
+def test_a_file_that_does_not_answer_is_one_line(make_program, content):
+    """Executable files that are no interpreters, and answers that are no reports, are failures with a reason."""
+    python = make_program("bin/python", "")
+    Path(python).write_bytes(content)
+
+    report = ask(python, [])
+
+    assert python == report["python"]
+    assert report["error"]
+    assert [] == report["diagnostics"]
+
+
+@pytest.mark.parametrize("name", ["venv/bin/python", "own-python"])
+@pytest.mark.parametrize("section", ["runtime: {name: ray, ray: {replica_python: NAME}}", JUDGE])
+def test_the_interpreters_of_a_config_are_those_of_the_plan(
+    plugins, make_program, tmp_path, monkeypatch, capsys, name, section
+):
+    """A path is beside the config, and a bare name is on the PATH, from any working directory."""
+    report = {"interpreters": [{"python": "x", "error": "", "hint": "", "diagnostics": []}]}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    make_program(f"site/{name}", f"cat {tmp_path / 'report.json'}")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'site'}{os.pathsep}{os.environ['PATH']}")
+    config = tmp_path / "site" / "run.yaml"
+    parts = "data: {path: t.jsonl}\nagent: single_turn\nengine: transformers\n"
+    config.write_text(parts + section.replace("NAME", name) + "\n")
+
+    main(["doctor", "--config", str(config), "--json"])
+
+    interpreters = json.loads(capsys.readouterr().out)["interpreters"]
+    assert [""] * 2 == [each["error"] for each in interpreters]
+    assert interpreters[1]["python"].endswith(name)

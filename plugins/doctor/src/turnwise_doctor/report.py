@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from attrs import asdict
 from rich.table import Table
 from rich.text import Text
 
-from turnwise import load_resolved
+from turnwise import load_resolved, plan_placement
 from turnwise.config.models import reads_weights
 from turnwise.console import Console
 from turnwise.errors import ConfigError
@@ -50,10 +50,10 @@ def print_report(arguments: argparse.Namespace) -> int:
 
 
 def _read_config(config_file: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the interpreter of the replicas, and a diagnosis of the run's model; empty for a run without them."""
+    """Return the interpreters of the replicas, and a diagnosis of the run's model; empty for a run without them."""
     config, host = load_resolved(config_file, [])
-    python, source = config.runtime.ray.replica_python, config.model_source()
-    pythons = [python] if python else []
+    source = config.model_source()
+    pythons = [pool.python for pool in plan_placement(config).pools if pool.python is not None]
     if source is None:
         return pythons, []
     try:
@@ -74,18 +74,30 @@ def diagnose_here(names: Sequence[str]) -> Report:
 
 def ask(python: str, names: Iterable[str]) -> Report:
     """Return the report of another interpreter; if it cannot be asked, the report has the reason and a hint."""
-    if not (Path(python).is_file() and os.access(python, os.X_OK)):
-        return _failure(python, "there is no such interpreter", f"python3 -m venv {Path(python).absolute().parents[1]}")
-    command = [python, "-m", "turnwise.cli", "doctor", "--json", *names]
+    program = shutil.which(python)  # with a slash it is a path
+    if program is None:
+        return _missing(python)
+    command = [program, "-m", "turnwise.cli", "doctor", "--json", *names]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return _failure(python, f"it did not answer within {_TIMEOUT_S:g} s", "")
+    except OSError as error:
+        return _failure(python, f"it cannot be run: {error.strerror}", "")
     try:
         (report,) = json.loads(done.stdout)["interpreters"]
+        return {name: report[name] for name in ("error", "hint", "diagnostics")} | {"python": python}
     except (ValueError, KeyError, TypeError):
-        return _unanswered(python, done.stderr)
-    return {**report, "python": python}
+        return _unanswered(python, done.stderr.decode(errors="replace"))
+
+
+def _missing(python: str) -> Report:
+    if "/" not in python:
+        return _failure(python, "there is no such interpreter on the PATH", "give the path of an interpreter")
+    folder = Path(python).absolute().parent
+    return _failure(
+        python, "there is no such interpreter", f"python3 -m venv {folder.parent}" if folder.name == "bin" else ""
+    )
 
 
 def _unanswered(python: str, errors: str) -> Report:

@@ -60,7 +60,11 @@ def _check_own_resources(key: str, asked: Mapping[str, object]) -> None:
 
 def _check_amount(key: str, amount: object) -> None:
     # The comparisons are false for NaN.
-    if type(amount) not in (int, float) or not (amount == 0 or _LEAST_AMOUNT <= amount <= _MOST_AMOUNT):
+    if (
+        isinstance(amount, bool)
+        or not isinstance(amount, int | float)
+        or not (amount == 0 or _LEAST_AMOUNT <= amount <= _MOST_AMOUNT)
+    ):
         bounds = f"0, or a number from {_LEAST_AMOUNT:g} to {_MOST_AMOUNT:g}"
         raise ValueError(f"'{key}' must be {bounds}, not {amount!r:.80}")
 

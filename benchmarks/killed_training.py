@@ -2,7 +2,7 @@
 Kills a training with SIGKILL in an update and in the middle of a checkpoint, resumes it, and compares the ends.
 
     python benchmarks/killed_training.py examples/train_real.yaml --out runs/killed
-    python benchmarks/killed_training.py examples/train_calculator.yaml --shares 0.5 train.tasks_per_step=4
+    python benchmarks/killed_training.py examples/train_calculator.yaml train.tasks_per_step=4 --shares 0.5
 
 Each training has two steps and writes a checkpoint after each. The first one is not disturbed. The others are killed
 when the checkpoint of the second step has a share of the bytes of the first one, and with `--in-update` in the update

@@ -201,6 +201,14 @@ def test_commands_exist(page: Path) -> None:
                 assert [each for each in (*local, *named) if not (ROOT / each).exists()] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "benchmarks").glob("*.py"))], ids=name_of)
+def test_benchmarks_get_overrides_before_lists(page: Path) -> None:
+    """An override behind the numbers of an option, such as `--seeds 1 2 a.b=c`, is taken for a number and refused."""
+    text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+    shown = re.findall(r"^ *(?:\$ )?python benchmarks/.*$", text, re.MULTILINE)
+    assert [line for line in shown if re.search(r"--[\w-]+(?: \d[\d.]*)+ +[\w.]+=", line)] == []
+
+
 def test_files_are_introduced() -> None:
     """The text before a file names it, because Markdown does not show the name of a block."""
     for page, block in files():

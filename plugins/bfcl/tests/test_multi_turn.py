@@ -16,7 +16,7 @@ from bfcl_original import importable
 
 from turnwise import Resources, Status
 from turnwise.cli import main
-from turnwise.errors import DataError
+from turnwise.errors import DataError, InfrastructureError
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
 from turnwise_bfcl import simulator
@@ -228,6 +228,12 @@ def test_the_process_ends_with_a_run():
         process = shared_simulator()._process
         asyncio.run(ToolBox(resources().tools.values()).close_kept())
         assert process.poll() is not None
+
+
+def test_the_error_that_ends_the_process_is_named():
+    """Also after the start, when what the programs print goes nowhere."""
+    with pytest.raises(InfrastructureError, match="ended: 1 KeyError: 'involved_classes'"):
+        asyncio.run(shared_simulator().ask({"entry": {}}))
 
 
 def test_a_process_that_is_killed_costs_nothing():

@@ -218,6 +218,17 @@ def test_a_process_that_waits_for_ever_is_a_fault_of_the_machine():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("describe",), ("rows",), ("score", "1")])
+def test_the_error_that_ends_a_process_is_named(arguments):
+    """Also after the start, when what libraries print goes nowhere."""
+    with (
+        GymProcess(*arguments) as process,
+        pytest.raises(InfrastructureError, match=r"ended with 1: (Type|Key)Error: "),
+    ):
+        process.ask({"nonsense": 1})
+
+
+@pytest.mark.slow
 def test_an_answer_without_end_scores_nothing_and_others_go_on():
     """A timer ends the process, and the next answer has a new one."""
     row = next(iter(ReasoningGymSource().rows("puzzle24?size=1")))

@@ -35,8 +35,7 @@ def main() -> None:
     utils = importlib.import_module(f"{_PACKAGE}.multi_turn_utils")
     checker = importlib.import_module(f"{_PACKAGE}.multi_turn_checker")
     programs = importlib.import_module("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
-    # Nobody reads the pipe of errors after the start, and a full one would stop this process.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    _reserve_stderr()
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a parent that ignores the signal passes that on
     for line in sys.stdin:
@@ -74,6 +73,17 @@ def _forget(utils: ModuleType) -> None:
     """Remove the programs of a request, which the package keeps as globals of a module."""
     for name in [each for each in vars(utils) if each.endswith("_instance")]:
         delattr(utils, name)
+
+
+def _reserve_stderr() -> None:
+    """Keep standard error for the error that ends this process: nobody reads it before, and a full pipe would block."""
+    errors = os.dup(sys.stderr.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    def report(kind: type[BaseException], error: BaseException, _trace: object) -> None:
+        os.write(errors, f"{kind.__name__}: {' '.join(str(error).split())}\n".encode(errors="replace"))
+
+    sys.excepthook = report
 
 
 def _reserve_stdout() -> IO[str]:

@@ -37,8 +37,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     from turnwise_reasoning_gym import data_sets
 
-    # Nobody reads the pipe of errors after the start, and a full one would stop this process.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    _reserve_stderr()
 
     def write(answer: JsonDict) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -78,6 +77,17 @@ def _score_all(write: Callable[[JsonDict], None], timeout_s: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         write({"score": value})
+
+
+def _reserve_stderr() -> None:
+    """Keep standard error for the error that ends this process: nobody reads it before, and a full pipe would block."""
+    errors = os.dup(sys.stderr.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    def report(kind: type[BaseException], error: BaseException, _trace: object) -> None:
+        os.write(errors, f"{kind.__name__}: {' '.join(str(error).split())}\n".encode(errors="replace"))
+
+    sys.excepthook = report
 
 
 def _reserve_stdout() -> IO[str]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from turnwise.cli import _run, main
+from turnwise.cli import _Parser, _run, main
 from turnwise.errors import ConfigError
 from turnwise_testing.whole_runs.installation import install_plugin
 
@@ -163,3 +163,16 @@ def test_the_usage_is_that_of_the_command(capsys):
     printed = capsys.readouterr().err
     assert "usage: turnwise plugins [-h] [--json]" in printed
     assert "unrecognized arguments: --jsn" in printed
+
+
+@pytest.mark.parametrize("words", [["--out", ""], ["--out="], ["--in-a-group", ""]])
+def test_an_empty_path_is_refused(words, capsys):
+    """A variable of a shell that is not set would be the working directory."""
+    parser = _Parser(prog="turnwise")
+    parser.add_argument("--out", type=Path)
+    parser.add_mutually_exclusive_group().add_argument("--in-a-group", type=Path)
+    assert parser.parse_args(["--out", "x"]).out == Path("x")
+
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(words)
+    assert "expected a path, got an empty text" in capsys.readouterr().err

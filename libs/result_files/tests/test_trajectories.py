@@ -300,6 +300,7 @@ class TestWriter:
 
     def test_unknown_suffix(self, tmp_path):
         """The formats are listed, for reading and for writing."""
+        (tmp_path / "t.csv").touch()
         for act in (TrajectoryWriter, read_results):
             with pytest.raises(DataError, match=r"t\.csv: suffix '\.csv' is none of \.parquet, \.jsonl$"):
                 act(tmp_path / "t.csv")

@@ -17,6 +17,7 @@ from turnwise.types import TrajectoryScore
 from turnwise_calculator_demo import model_dir
 from turnwise_chat_templates import load_chat
 from turnwise_conversions import encode_demonstration, to_atif, to_chat, to_dataset
+from turnwise_conversions.convert_command import FORMATS
 from turnwise_result_files import TrajectoryWriter, read_results
 from turnwise_testing.probes.agent import AgentProbe, ProbeParser, make_task, probe_resources
 from turnwise_tool_agent import make_tool_agent
@@ -323,6 +324,7 @@ def test_wrong_options_are_one_line(run, tmp_path, capsys, arguments, text):
 )
 def test_conversations_need_a_model(tmp_path, capsys, arguments, text):
     """Their tokens are those of its template."""
+    (tmp_path / "tune.jsonl").touch()
     assert convert(tmp_path / "tune.jsonl", "--out", tmp_path / "x", "--to", "sft", *arguments) != 0
     assert text in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
@@ -368,3 +370,19 @@ def test_a_wrong_line_is_named(tmp_path, capsys, line, text):
 
     assert convert(tmp_path / "in.jsonl", "--to", "sft", "--model", model_dir(), "--out", tmp_path / "x") != 0
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--to", form] for form in FORMATS] + [["--to", "sft", "--model", "m"]])
+def test_a_source_that_does_not_exist(tmp_path, capsys, options):
+    """The line says so, and asks for no option."""
+    assert convert(tmp_path / "nosuch", *options, "--out", tmp_path / "x") == 2
+    assert capsys.readouterr().err == f"turnwise: error: {tmp_path / 'nosuch'}: does not exist\n"
+
+
+@pytest.mark.parametrize("form", ["atif", "openai", "datasets"])
+def test_a_source_of_another_kind(tmp_path, capsys, form):
+    """A file with another ending has no rows, so none is named."""
+    (tmp_path / "README.md").write_text("x", encoding="utf-8")
+    assert convert(tmp_path / "README.md", "--to", form, "--out", tmp_path / "x") == 2
+    expected = f"turnwise: error: {tmp_path / 'README.md'}: suffix '.md' is none of .parquet, .jsonl\n"
+    assert capsys.readouterr().err == expected

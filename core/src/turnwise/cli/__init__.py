@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from turnwise.descriptors import raise_descriptor_limit
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
@@ -119,8 +119,18 @@ def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParse
     return parser
 
 
+def _parse_path(text: str) -> Path:
+    if not text:  # as from a variable of a shell that is not set; `Path` takes it for the working directory
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    return Path(text)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors have the texts of plugins and of the command line as `literal` shows them."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", Path, _parse_path)
 
     def format_help(self) -> str:
         return literal(super().format_help())

@@ -7,7 +7,7 @@ Reading restores every record exactly, and nothing is pickled. `turnwise_result_
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from turnwise_result_files.episode_rows import (
 )
 from turnwise_result_files.media import MediaFolder
 from turnwise_result_files.row_file import SUFFIXES, RowFile, find_rows, read_rows
-from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA
+from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA, Row
 
 _FLUSH_S: Final = 1.0
 _FLUSH_BYTES: Final = 64 * 2**20
@@ -251,8 +251,9 @@ def _read(file: Path) -> list[TrainedEpisode]:
     step: int | None = None
     num_rows = 0
     media = MediaFolder(file.parent)
+    rows = _open_rows(file)
     try:
-        for row in read_rows(file):
+        for row in rows:
             if row["trajectory_index"]:
                 episode = take_continued(results, row)
             else:
@@ -264,9 +265,17 @@ def _read(file: Path) -> list[TrainedEpisode]:
                 values = row.get("advantages")
                 advantages[-1].append(None if values is None else np.asarray(values, np.float32))
             num_rows += 1
-    except FileNotFoundError:
-        raise DataError(f"{file}: no such file") from None
     except UNREADABLE as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise DataError(f"{file}, row {num_rows}: cannot be read as a trajectory: {reason}") from error
     return [TrainedEpisode(each, step, tuple(own)) for each, own in zip(results, advantages, strict=True)]
+
+
+def _open_rows(file: Path) -> Iterator[Row]:
+    """Return the rows; `DataError` if the file cannot have any."""
+    try:
+        if not file.exists():
+            raise DataError(f"{file}: no such file")
+        return read_rows(file)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from error

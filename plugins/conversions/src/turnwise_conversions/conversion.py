@@ -43,6 +43,8 @@ from turnwise_task_files import Conversation, check_tools, read_conversations
 def convert(arguments: argparse.Namespace) -> int:
     """Convert a file, and return the exit code."""
     out: Path = arguments.out
+    if not arguments.source.exists():
+        raise ConfigError(f"{arguments.source}: does not exist")
     _check_options(arguments)
     tools = _read_tools(arguments.tools)
     with _writing_to(out):

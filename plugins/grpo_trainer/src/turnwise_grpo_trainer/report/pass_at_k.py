@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Final
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
+
+_RARE: Final = 5
+"""From so many zeros and ones on, resampling describes both."""
 
 
 @frozen(kw_only=True)
@@ -48,6 +53,10 @@ def bootstrap(values: Sequence[float], *, confidence: float = 0.95, resamples: i
     narrow: in simulations, a 95 % interval covers the true mean in 94 % of cases with 20 tasks, 92 % with 10, 86 % with
     5 and 67 % with 2. A single task has no interval.
 
+    If all values are 0 or 1 and fewer than five are of one kind, resampling says too little about the rare kind, and
+    nothing when there is none: its 95 % interval covers a share of 0.99 in 60 % of cases with 96 tasks. The interval is
+    then Wilson's (1927), doi:10.1080/01621459.1927.10502953. Other values that are nearly equal have no remedy.
+
     Raises:
         ValueError: `values` is empty.
     """
@@ -56,8 +65,23 @@ def bootstrap(values: Sequence[float], *, confidence: float = 0.95, resamples: i
     array: NDArray[np.float64] = np.asarray(values, np.float64)
     if len(array) == 1:
         return Estimate(value=float(array[0]), low=None, high=None)
+    if (interval := _rare_interval(array, confidence)) is not None:
+        return Estimate(value=float(array.mean()), low=interval[0], high=interval[1])
     drawn = np.random.default_rng(seed).integers(0, len(array), (resamples, len(array)))
     means = array[drawn].mean(1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Estimate(value=float(array.mean()), low=float(low), high=float(high))
+
+
+def _rare_interval(values: NDArray[np.float64], confidence: float) -> tuple[float, float] | None:
+    """Return Wilson's interval of the share of ones; None unless all values are 0 or 1 and one kind is rare."""
+    num, ones = len(values), int((values == 1).sum())
+    if ones + int((values == 0).sum()) < num or min(ones, num - ones) >= _RARE:
+        return None
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share, scale = ones / num, 1 + z**2 / num
+    middle = (share + z**2 / (2 * num)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / num + z**2 / (4 * num**2))
+    # An end is exact where all values are equal, and rounding must not move it past the mean.
+    return min(max(0.0, middle - half), share), max(min(1.0, middle + half), share)

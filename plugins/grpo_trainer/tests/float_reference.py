@@ -124,7 +124,8 @@ def policy_terms(config, log_probs, old, rollout, ref, entropy, adv):
             weight = weight * kept
             measured["mis_masked"] = 1.0 - kept
     loss, slope = loss * weight, slope * weight
-    back = limited(-(against - log_probs))
+    before = against if config.target_kl is None else old
+    back = limited(-(before - log_probs))
     measured["approx_kl"] = np.exp(back) - back - 1
     measured["importance"] = np.exp(limited(log_probs - rollout))
     if ref is not None:

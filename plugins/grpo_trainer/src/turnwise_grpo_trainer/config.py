@@ -90,6 +90,7 @@ class AlgorithmConfig:
         ppo_mini_batch_size: episodes of one optimizer step; null is the whole batch.
         target_kl: once the mean KL of a token between the policy before the update and the current one (k3, on a
             mini-batch before its step) exceeds this, the step's remaining mini-batches are skipped; null never skips.
+            It needs a forward pass before the update also with `old_log_probs: rollout`, and `lora.dropout: 0`.
         old_log_probs: denominator of the probability ratio: log-probabilities that the trainer computes before the
             update (`recompute`), or the engine's (`rollout`).
         tis_imp_ratio_cap: cap of the truncated importance weights between trainer and rollout; null disables them.

@@ -238,6 +238,9 @@ def _more_problems(setup: TrainSetup) -> dict[str, bool]:
         "train.lora.dropout: needs train.algorithm.old_log_probs=recompute, which computes them without dropout": (
             lora is not None and lora.dropout > 0 and algorithm.old_log_probs == "rollout"
         ),
+        "train.algorithm.target_kl: needs train.lora.dropout=0: dropout would count as movement of the policy": (
+            lora is not None and lora.dropout > 0 and algorithm.target_kl is not None
+        ),
         "train.lora.sync: adapters needs memory.level=1: at level 2 the engine loses the weights that they adapt": (
             lora is not None and lora.sync == "adapters" and setup.drops_weights
         ),

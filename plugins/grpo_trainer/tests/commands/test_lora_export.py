@@ -122,6 +122,15 @@ def test_nothing_to_merge(tmp_path, capsys):
             "train.lora.dropout: needs train.algorithm.old_log_probs=recompute, which computes them without dropout",
         ),
         (
+            (
+                "train.lora.dropout=0.1",
+                "train.algorithm.old_log_probs=recompute",
+                "train.algorithm.ppo_epochs=2",
+                "train.algorithm.target_kl=0.1",
+            ),
+            "train.algorithm.target_kl: needs train.lora.dropout=0: dropout would count as movement of the policy",
+        ),
+        (
             ("train.lora.sync=adapters", "memory.mode=hybrid", "memory.level=2"),
             "train.lora.sync: adapters needs memory.level=1: at level 2 the engine loses the weights that they adapt",
         ),

@@ -94,6 +94,23 @@ def test_a_stopped_update_equals_a_shorter_one(spec, conversations):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("mini_batch", [None, 4])
+@pytest.mark.parametrize("target", [None, 1e-6])
+@pytest.mark.parametrize("old", ["recompute", "rollout"])
+def test_earlier_movement_is_no_movement_of_the_update(spec, rewarded, old, target, mini_batch):
+    """What the policy had moved since the rollout neither skips a mini-batch nor is in the diagnostics."""
+    stale = rewarded([1, 0, 0, 1, 0, 1, 1, 0])  # sampled from random log-probabilities, far from the policy's
+    own = make_learner(spec, lr=0.0, old_log_probs=old, target_kl=target, ppo_mini_batch_size=mini_batch)
+
+    still = own.update(stale, step=1, version=2)
+
+    assert 0.0 == still.get("actor/skipped", 0.0)
+    assert still["gap/kl"] > 0.1
+    assert max(abs(still["policy/kl"]), abs(still["policy/nats"])) < 1e-6
+    if target is not None or old == "recompute":
+        assert abs(still["actor/approx_kl"]) < 1e-6
+
+
 def test_diagnostics_can_be_disabled(spec, conversations):
     """Neither the noise scale nor the movement is measured, and no forward pass is made for them."""
     metrics = make_learner(spec, sequences=0, noise_scale=False).update(conversations, step=1, version=0)

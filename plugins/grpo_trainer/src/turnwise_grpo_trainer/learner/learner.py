@@ -256,8 +256,6 @@ class Learner:
             metrics["actor/skipped"] = 1 - (len(done) - stopped) / (len(parts) * epochs)
         if meter is not None:
             metrics |= self._noise_metrics(meter, parts)
-        if self.config.algorithm.old_log_probs == "rollout":
-            compared = rows, rows["rollout_log_probs"]
         return metrics | self._shift_metrics(*compared)
 
     def _moved_enough(self, found: StepMetrics) -> bool:

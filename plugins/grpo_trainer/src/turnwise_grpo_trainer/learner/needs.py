@@ -9,7 +9,8 @@ def needs_old_log_probs(config: TrainConfig, *, has_reference: bool) -> bool:
     """Return whether log-probabilities are computed before the first optimizer step."""
     algorithm = config.algorithm
     dropout = config.lora is not None and config.lora.dropout > 0
-    if dropout or (algorithm.use_kl_in_reward and has_reference):
+    # `target_kl` bounds how far this update moves the policy, not how far it had moved since the rollout.
+    if dropout or algorithm.target_kl is not None or (algorithm.use_kl_in_reward and has_reference):
         return True
     # With a single optimizer step, the forward pass of the update itself computes the same log-probabilities.
     one_step = algorithm.ppo_epochs == 1 and algorithm.ppo_mini_batch_size is None

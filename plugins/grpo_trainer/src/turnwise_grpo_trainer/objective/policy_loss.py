@@ -37,9 +37,11 @@ def policy_loss(
         (M,) losses; (M,) losses without KL and entropy; and (M,) values by the name of the metric that is their mean.
     """
     rollout = columns["rollout_log_probs"]
-    old = columns.get("old_log_probs", log_probs.detach())
     if algorithm.old_log_probs == "rollout":
         old = rollout
+    else:
+        old = columns.get("old_log_probs", log_probs.detach())
+    before = columns.get("old_log_probs", old)
     surrogate, values = loss.compute(
         log_probs=log_probs,
         old_log_probs=old,
@@ -51,7 +53,7 @@ def policy_loss(
     all_weights = importance_weights(log_probs, rollout, math.inf)
     measured = {
         **{f"actor/{name}": value for name, value in values.items()},
-        "actor/approx_kl": kl_estimate(old, log_probs.detach(), "k3"),
+        "actor/approx_kl": kl_estimate(before, log_probs.detach(), "k3"),
         "importance/mean": all_weights,
         "importance/square": all_weights**2,
     }

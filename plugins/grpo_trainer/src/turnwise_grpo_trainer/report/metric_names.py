@@ -33,7 +33,8 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "actor/clip_frac": "Share of the measured tokens whose gradient the clip stopped.",
     "actor/entropy": "Entropy of the policy in nats, the mean over the measured tokens.",
     "actor/approx_kl": "KL of a measured token from the policy before the update to the current one (k3), measured on"
-    " each mini-batch before its step: the largest. `target_kl` is its bound.",
+    " each mini-batch before its step: the largest. `target_kl` is its bound. With `old_log_probs: rollout` and no"
+    " `target_kl`, it is the KL from the rollout's policy.",
     "actor/skipped": "Share of the mini-batches that `target_kl` skipped; only with `target_kl`.",
     "actor/grad_norm": "Norm of the gradient before clipping.",
     "actor/kl": "KL to the reference, the mean over the measured tokens; only with a reference.",
@@ -47,7 +48,8 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     " ones.",
     "critic/*": "Of `gae`: `value_loss`, `grad_norm`, and `return`, the mean target.",
     "policy/kl": "KL of a token from the policy before the update to the one after it (k3), measured after the update"
-    " on the measured tokens of up to `diagnostics.sequences` rows.",
+    " on the measured tokens of up to `diagnostics.sequences` rows. With `old_log_probs: rollout`, mini-batches and no"
+    " `target_kl`, these are rows of the first mini-batch.",
     "policy/nats": "The same KL summed over a row, the mean over rows: how far the step moved the policy, in nats a"
     " sequence.",
     "importance/ess": "Effective sample size of the importance weights between trainer and rollout, as a share of the"

@@ -227,3 +227,63 @@ def test_a_step_that_failed_is_collected_again(num_before):
 
     assert names(other.collect(num_before + 1)) == names(collector.collect(num_before + 1))
     assert manager.requests[-1] == manager.requests[-2] == manager.requests[num_before]
+
+
+class ImpatientBuffer(TrajectoryBuffer):
+    """Raises where another would wait: in mode `sync` nobody else takes groups, so that wait would never end."""
+
+    def put(self, episode, *, timeout_s=0.0):
+        return super().put(episode, timeout_s=timeout_s)
+
+
+@given(
+    num_waiting=st.integers(0, 2 * TASKS_PER_STEP + 1),
+    num_half=st.integers(0, 5),
+    num_begun=st.integers(0, 5),
+    kills=st.lists(st.integers(0, 8), max_size=4),
+)
+def test_a_full_checkpoint_of_mode_async(num_waiting, num_half, num_begun, kills):
+    """
+    However many whole, half and begun groups it has, sync steps train on each once, and none waits for room.
+
+    There may be more whole groups than fit, because a `put` of mode `async` may have waited for room.
+    """
+    uids = [f"u{number}" for number in range(num_waiting + num_half + num_begun)]
+    specs = [
+        [
+            EpisodeSpec(task=Task(messages=({"role": "user", "content": "?"},), uid=uid), agent_name="a", rollout_n=n)
+            for n in range(GROUP_SIZE)
+        ]
+        for uid in uids
+    ]
+    done = [spec for group in specs[:num_waiting] for spec in group]
+    done += [group[0] for group in specs[num_waiting : num_waiting + num_half]]
+    unfinished = [UnfinishedEpisode(spec=spec) for group in specs for spec in group if spec not in done]
+    manager = FakeManager()
+    large = TrajectoryBuffer(GROUP_SIZE, len(uids) + 1)
+    for spec in done:
+        large.put(manager.result(spec, scores=(TrajectoryScore(value=manager.reward(spec)),)))
+    collector = make_collector(manager, num_tasks=9)
+    collector.buffer = ImpatientBuffer(GROUP_SIZE, 2 * TASKS_PER_STEP)
+    collector.buffer.load_state_dict(large.state_dict())
+    collector.load_partial(unfinished)
+    waits, collected = iter(kills), []
+    manager.interrupt_after(next(waits, -1))
+
+    while not set(uids) <= {group.episodes[0].task.uid for group in collected}:
+        try:
+            groups = collector.collect(len(collected) // TASKS_PER_STEP + 1)
+        except TrainingInterruptedError:
+            state, partial = collector.buffer.state_dict(), collector.unfinished
+            stream = collector.state_dict()
+            collector = make_collector(manager, num_tasks=9)
+            collector.buffer = ImpatientBuffer(GROUP_SIZE, 2 * TASKS_PER_STEP)
+            collector.buffer.load_state_dict(state)
+            collector.load_state_dict(stream, step=len(collected) // TASKS_PER_STEP)
+            collector.load_partial(partial)
+            manager.interrupt_after(next(waits, -1))
+        else:
+            assert len(groups) == TASKS_PER_STEP
+            collected += groups
+    episodes = [name for group in names(collected) for name in group]
+    assert len(episodes) == len(set(episodes))

@@ -54,8 +54,8 @@ class SyncCollector:
     def collect(self, step: int) -> list[EpisodeGroup]:
         """Roll out the groups of a step, and resume interrupted episodes; return the groups in task order."""
         self._before = (self.state_dict(), self.buffer.state_dict(), self.unfinished)
-        if self._unfinished:
-            self._roll_out([], step, self._unfinished)
+        while self._unfinished and len(self.buffer) < self.train.tasks_per_step:
+            self._roll_out([], step, self._take_unfinished())
         buffer = self.train.buffer
         max_requests = 1 + (buffer.max_refills if buffer.dynamic_sampling else 0)
         while self._num_requests < max_requests:
@@ -75,6 +75,18 @@ class SyncCollector:
         # Groups are in the order in which they finished, which depends on timing. Task order is reproducible.
         return sorted(groups, key=lambda group: order.get(group.episodes[0].task.uid, -1))
 
+    def _take_unfinished(self) -> list[UnfinishedEpisode]:
+        """
+        Remove and return the interrupted episodes of the oldest groups for which the buffer has room.
+
+        A checkpoint of mode `async` may have more. `put` would wait for room in the only thread that takes groups.
+        """
+        room = self.buffer.max_groups - len(self.buffer)
+        groups = list(dict.fromkeys(map(_group_of, self._unfinished)))[:room]
+        taken = [each for each in self._unfinished if _group_of(each) in groups]
+        self._unfinished = [each for each in self._unfinished if _group_of(each) not in groups]
+        return taken
+
     def _roll_out(self, tasks: Sequence[Task], step: int, resume: Sequence[UnfinishedEpisode] = ()) -> None:
         """Put the episodes of some tasks into the buffer; keep the episodes that an interrupt left unfinished."""
         unfinished: list[UnfinishedEpisode] = []
@@ -84,7 +96,7 @@ class SyncCollector:
             else:
                 self.buffer.put(episode)
                 self.on_episode(episode)
-        self._unfinished = unfinished
+        self._unfinished = [*unfinished, *self._unfinished]
         self.interrupt.check()
 
     def undo_collect(self) -> None:
@@ -126,3 +138,7 @@ class SyncCollector:
         # A checkpoint of mode `async` has neither: its groups belong to no particular step.
         self._order, self._num_requests = dict(state.get("order", {})), state.get("num_requests", 0)
         self._launched_for = {each: uids for each, uids in state.get("launched_for", ()) if each > step}
+
+
+def _group_of(each: UnfinishedEpisode) -> tuple[str, int]:
+    return each.spec.task.uid, each.spec.global_step

@@ -36,6 +36,18 @@ CRITIC = ("train.algorithm.adv_estimator=reinforce_plus_plus",)
             "train.algorithm.target_kl: has no effect with one optimizer step on a batch",
         ),
         (("train.algorithm.mis_bounds=[0.5, 2.0]",), "train.algorithm.mis_bounds: needs old_log_probs: recompute"),
+        (
+            ("train.sharding.num_processes=2", "train.sharding.fully_shard=false"),
+            "train.sharding.fully_shard: must not be false with several processes",
+        ),
+        (
+            (
+                "train.buffer.stale=correct",
+                "train.algorithm.tis_imp_ratio_cap=null",
+                "train.algorithm.old_log_probs=recompute",
+            ),
+            "train.buffer.stale: correct needs train.algorithm.tis_imp_ratio_cap, or old_log_probs=rollout",
+        ),
         (("train.validation.patience=2",), "train.validation.patience: needs train.validation.every above 0"),
         (
             ("train.validation.patience=2", "train.validation.every=1", "data.validation_path=null"),

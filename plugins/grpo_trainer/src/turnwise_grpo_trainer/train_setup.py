@@ -231,8 +231,17 @@ def _check(setup: TrainSetup, path: str) -> None:
 def _more_problems(setup: TrainSetup) -> dict[str, bool]:
     """Return whether each of the problems with optional sections is there."""
     lora, algorithm, limit = setup.train.lora, setup.train.algorithm, setup.run.rollout.response_length
-    overlong = algorithm.overlong
+    overlong, sharding = algorithm.overlong, setup.train.sharding
     return {
+        "train.sharding.fully_shard: must not be false with several processes: nothing would average their gradients": (
+            sharding.num_processes > 1 and sharding.fully_shard is False
+        ),
+        "train.buffer.stale: correct needs train.algorithm.tis_imp_ratio_cap, or old_log_probs=rollout: nothing else"
+        " corrects the gradient of stale groups": (
+            setup.train.buffer.stale == "correct"
+            and algorithm.tis_imp_ratio_cap is None
+            and algorithm.old_log_probs == "recompute"
+        ),
         "train.algorithm.overlong.cache_length: must be at most max_length, which is rollout.response_length by"
         f" default: {limit}": overlong is not None and overlong.cache_length > (overlong.max_length or limit),
         "train.lora.dropout: needs train.algorithm.old_log_probs=recompute, which computes them without dropout": (

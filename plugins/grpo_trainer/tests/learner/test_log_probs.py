@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from turnwise.errors import ConfigError
-from turnwise_grpo_trainer.config import PolicyConfig
-from turnwise_grpo_trainer.learner.log_probs import token_log_probs
+from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig
+from turnwise_grpo_trainer.learner.log_probs import measure_logits, token_log_probs
+from turnwise_grpo_trainer.learner.lora import BaseModel, add_adapters, find_adapters
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch, collate
 from turnwise_grpo_trainer.learner.models import load_policy
 from turnwise_grpo_trainer.objective.advantages import compute_loss_mask
 from turnwise_grpo_trainer.objective.rows import TokenRows
+from turnwise_testing.references.float64 import float64_throughout
 
 POLICY = PolicyConfig(device="cpu")
 
@@ -129,6 +131,66 @@ def test_a_model_that_changes_its_logits_is_refused(spec, mixed):
     with pytest.raises(ConfigError, match=r"train\.policy\.logits_mib: Qwen3ForCausalLM changes .*; set it to 0"):
         token_log_probs(model, micro, 1.0, chunk=4)
     assert len(micro.labels) == len(token_log_probs(model, micro, 1.0)[0])
+
+
+def adapted(spec, **options):
+    """Return a model whose untied head and queries have adapters that change the logits."""
+    model = load_policy(POLICY, spec)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    add_adapters(model, LoraConfig(rank=2, target_modules=("q_proj", "lm_head"), **options), "")
+    for layer in find_adapters(model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.3)
+    return model.train()
+
+
+def test_the_base_of_an_adapted_head(spec, mixed):
+    """The reference is the model without any adapter, also where the head is computed apart, in chunks."""
+    micro, model = make_micro(mixed), adapted(spec)
+    expected, _ = token_log_probs(load_policy(POLICY, spec), micro, 1.0)
+
+    with torch.no_grad():
+        for chunk in (None, 7):
+            found, _ = token_log_probs(BaseModel(model), micro, 1.0, chunk=chunk)
+            (measured,) = measure_logits(
+                BaseModel(model),
+                micro,
+                lambda logits, ids: [logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]],
+                chunk=chunk,
+            )
+            assert (found - expected).abs().max() < 1e-5
+            assert (measured - expected).abs().max() < 1e-5
+        own, _ = token_log_probs(model, micro, 1.0, chunk=7)
+        assert (own - expected).abs().max() > 1e-2  # the adapters are on again
+
+
+def test_the_dropout_of_an_adapted_head(spec, mixed):
+    """The gradient belongs to the dropout of the forward pass, although the backward pass computes the head again."""
+    micro, model = make_micro(mixed), adapted(spec, dropout=0.5).double()
+    with float64_throughout():
+        weight = model.lm_head.lora_A["default"].weight
+        direction = torch.randn_like(weight)
+
+        def loss():
+            torch.manual_seed(0)
+            return token_log_probs(model, micro, 1.0, chunk=7)[0].double().sum()
+
+        loss().backward()
+        slope, values = float((weight.grad * direction).sum()), []
+        with torch.no_grad():
+            for shift in (1e-3, -2e-3):
+                weight.add_(shift * direction)
+                values.append(float(loss()))
+        steps = (values[0] - values[1]) / 2e-3
+
+    assert abs(slope - steps) < 1e-2 * abs(steps)
+
+
+def test_values_that_are_no_numbers_pass_through(spec, mixed):
+    """A model with NaN in its states is not said to change its logits."""
+    micro, model = make_micro(mixed), load_policy(POLICY, spec)
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+        assert token_log_probs(model, micro, 1.0, chunk=4)[0].isnan().all()
 
 
 def test_the_head_keeps_no_hooks(spec, mixed):

@@ -11,7 +11,7 @@ the backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from turnwise.errors import ConfigError
+from turnwise_grpo_trainer.learner.lora import BaseModel
 from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 from turnwise_grpo_trainer.learner.models import run_model
 
@@ -52,7 +53,13 @@ def token_log_probs(
     Raises:
         ConfigError: the chunks need the logits of the model's output head, and the model changes them afterwards.
     """
-    labels = micro.labels if labels is None else labels
+    with _in_use(model) as model:
+        return _token_log_probs(model, micro, temperature, entropy, chunk, micro.labels if labels is None else labels)
+
+
+def _token_log_probs(
+    model: Any, micro: MicroBatch, temperature: float, entropy: Entropy, chunk: int | None, labels: Tensor
+) -> tuple[Tensor, Tensor | None]:
     columns = micro.input_ids.shape[0] * len(micro.keep)
     if chunk is None or columns <= chunk:
         output = run_model(model, micro, logits_to_keep=micro.keep)
@@ -67,7 +74,9 @@ def token_log_probs(
     if len(pieces) == 1 or not torch.is_grad_enabled():
         scores = [score(*piece) for piece in pieces]
     else:
-        scores = [checkpoint(score, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
+        # The backward pass computes the head again, and has to draw the same dropout.
+        draws = _has_dropout(head)
+        scores = [checkpoint(score, *piece, use_reentrant=False, preserve_rng_state=draws) for piece in pieces]
     log_probs = torch.cat([each for each, _ in scores])
     return log_probs, None if entropy == "none" else torch.cat([each for _, each in scores if each is not None])
 
@@ -89,14 +98,24 @@ def measure_logits(
         The tensors of `measure`, each for all M tokens; errors as in `token_log_probs`.
     """
     rows, places = micro.predictors
-    if chunk is None or micro.input_ids.shape[0] * len(micro.keep) <= chunk:
-        logits = run_model(model, micro, logits_to_keep=micro.keep).logits
-        return list(measure(logits[rows, places], micro.labels))
-    head = model.get_output_embeddings()
-    hidden = _hidden_states(model, head, micro)[rows, places]
-    pieces = zip(torch.split(hidden, chunk), torch.split(micro.labels, chunk), strict=True)
-    found = [measure(head(states), labels) for states, labels in pieces]
+    with _in_use(model) as model:
+        if chunk is None or micro.input_ids.shape[0] * len(micro.keep) <= chunk:
+            logits = run_model(model, micro, logits_to_keep=micro.keep).logits
+            return list(measure(logits[rows, places], micro.labels))
+        head = model.get_output_embeddings()
+        hidden = _hidden_states(model, head, micro)[rows, places]
+        pieces = zip(torch.split(hidden, chunk), torch.split(micro.labels, chunk), strict=True)
+        found = [measure(head(states), labels) for states, labels in pieces]
     return [torch.cat(each) for each in zip(*found, strict=True)]
+
+
+def _in_use(model: Any) -> AbstractContextManager[Any]:
+    """Return a context with a model whose modules compute with its weights, also outside of its forward pass."""
+    return model.adapters_off() if isinstance(model, BaseModel) else nullcontext(model)
+
+
+def _has_dropout(head: nn.Module) -> bool:
+    return any(isinstance(each, nn.Dropout) and each.training and each.p > 0 for each in head.modules())
 
 
 def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
@@ -117,7 +136,7 @@ def _hidden_states(model: object, head: nn.Module, micro: MicroBatch) -> Tensor:
     with _shortened(head) as (inputs, outputs):
         logits = run_model(model, micro, logits_to_keep=micro.keep).logits
     # The head computed one token. If the model scales or caps its logits, they differ from the head's output.
-    if not torch.equal(outputs[0].float(), logits.float()):
+    if not torch.allclose(outputs[0].float(), logits.float(), rtol=0, atol=0, equal_nan=True):
         raise ConfigError(
             f"train.policy.logits_mib: {type(model).__name__} changes the logits of its output head; set it to 0"
         )

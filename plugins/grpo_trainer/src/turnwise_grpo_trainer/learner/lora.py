@@ -176,11 +176,17 @@ class BaseModel:
 
     def __call__(self, **inputs: object) -> Any:
         """Run the forward pass of the frozen weights."""
+        with self.adapters_off() as model:
+            return model(**inputs)
+
+    @contextmanager
+    def adapters_off(self) -> Iterator[Any]:
+        """Yield the policy without adapters, for a caller that computes with one of its modules, such as its head."""
         layers = find_adapters(self.policy).values()
         for layer in layers:
             layer.enable_adapters(enabled=False)
         try:
-            return self.policy(**inputs)
+            yield self.policy
         finally:
             for layer in layers:
                 layer.enable_adapters(enabled=True)

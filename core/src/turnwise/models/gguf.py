@@ -26,7 +26,7 @@ from turnwise.files import PARTIAL, expanded, replace
 from turnwise.terminal import write_error
 
 _MAGIC: Final = b"GGUF"
-_FORM: Final = 1
+_FORM: Final = 2
 """Of the written folders; a higher number makes all of them anew."""
 _HEAD_BYTES: Final = 1 << 20
 _UNSUPPORTED: Final = ("not supported", "Unknown gguf model_type", "Unrecognized")
@@ -46,8 +46,8 @@ def convert(file: Path, key: str = "model.path") -> Path:
         key: name of the path in error texts.
 
     Raises:
-        ConfigError: the file is damaged or has an architecture that transformers does not read, a package is missing,
-            or the cache cannot be written.
+        ConfigError: the file is damaged, lacks weights or has something that transformers does not read, a package is
+            missing, or the cache cannot be written.
     """
     try:
         folder = cache_folder(file)
@@ -131,6 +131,6 @@ def _run_converter(file: Path, folder: Path, key: str) -> None:
 
 
 def _describe(kind: str, text: str) -> str:
-    if kind in ("MemoryError", "ImportError") or any(each in text for each in _UNSUPPORTED):
+    if kind in ("MemoryError", "ImportError", "ConfigError") or any(each in text for each in _UNSUPPORTED):
         return f"cannot be converted: {text or kind}"
     return f"is cut off or damaged: {kind}: {text}; download it again"

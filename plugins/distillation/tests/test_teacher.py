@@ -8,10 +8,12 @@ import torch
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
+from turnwise.errors import ConfigError
 from turnwise.layout import Objective
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.lineage import RecordLineage
@@ -220,6 +222,18 @@ def test_sleep(monkeypatch, awake):
     with pytest.raises(RuntimeError), model.awake():
         raise RuntimeError
     assert moves == (["meta"] if awake else ["meta", "cpu"])
+
+
+def test_a_folder_that_lacks_a_weight_is_refused(tmp_path):
+    """transformers would fill the gap at random; the error names the key of the teacher."""
+    MODELS["code"].save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = max(weights)
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    options = {"policy": PolicyConfig(), "temperature": 1.0, "num_ids": NUM_IDS, "key": "teacher.teachers.code"}
+    with pytest.raises(ConfigError, match=rf"^teacher\.teachers\.code: '.*' lacks 1 weights .* such as '{name}'$"):
+        FrozenModel.load(tmp_path, TeacherConfig(path=tmp_path, device="cpu"), **options)
 
 
 def test_a_folder_is_loaded_frozen(tmp_path):

@@ -7,6 +7,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from turnwise.cli import main
 from turnwise_parallel_thinking.config import Tags
@@ -139,6 +140,18 @@ def test_a_folder_without_a_model_is_refused(tmp_path, capsys, files, reason):
 
     assert reason in capsys.readouterr().err
     assert not any((tmp_path / "new").glob("*"))
+
+
+def test_a_model_that_lacks_a_weight_is_refused(tmp_path, capsys):
+    """transformers would fill each gap at random, and the new folder would have it."""
+    folder = make_model(tmp_path / "model", tied=False)
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        others = {other: each for other, each in weights.items() if other != name}
+        save_file(others, folder / "model.safetensors", metadata={"format": "pt"})
+        assert main(["tags", str(folder), "--to", str(tmp_path / "tagged")]) == 2
+        assert f"{folder}: it lacks 1 weights of its model, such as '{name}'" in capsys.readouterr().err
+    assert not (tmp_path / "tagged").exists()
 
 
 def test_a_model_with_all_tags_is_used_as_it_is(tmp_path, capsys):

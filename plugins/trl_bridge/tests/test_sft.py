@@ -1,15 +1,20 @@
 """`turnwise sft`: TRL's real SFTTrainer on rows of token ids and labels."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from turnwise import ModelSpec
 from turnwise.cli import main
+from turnwise.errors import ConfigError
 from turnwise_testing.inputs.tokenizers import byte_tokenizer
+from turnwise_trl_bridge import training
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -85,6 +90,33 @@ def test_wrong_folders_are_one_line(rows, model, capsys):
     assert "--model: there is no directory" in error
     assert "is not an empty folder" in error
     assert f"--out {below_a_file}: Not a directory" in error
+
+
+@pytest.mark.slow
+def test_a_model_that_lacks_a_weight_is_one_line(rows, model, tmp_path, capsys):
+    """transformers would fill the gap at random, and the training would save it."""
+    drop_weight(model, "model.layers.1.mlp.down_proj.weight")
+    assert main(["sft", str(rows[0]), "--model", str(model), "--out", str(tmp_path / "out")]) == 2
+    expected = f"--model: '{model}' lacks 1 weights of its model, such as 'model.layers.1.mlp.down_proj.weight'"
+    assert expected in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("train", [training.train_sync, training.train_async])
+def test_trl_trains_no_model_that_lacks_a_weight(model, train):
+    """The run is refused before any engine starts."""
+    drop_weight(model, "model.layers.0.self_attn.k_proj.weight")
+    config = SimpleNamespace(model_spec=lambda weights: ModelSpec(path=model))
+    with pytest.raises(
+        ConfigError, match=r"^model\.path: '.*' lacks 1 weights of its model, such as '.*k_proj\.weight'$"
+    ):
+        train(config, [], SimpleNamespace())
+
+
+def drop_weight(model, name):
+    weights = load_file(model / "model.safetensors")
+    del weights[name]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_a_job_may_always_resume(rows, model, tmp_path, monkeypatch, capsys):

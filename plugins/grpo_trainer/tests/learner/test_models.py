@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from attrs import evolve
+from safetensors.torch import load_file, save_file
 
 from turnwise import ModelSpec
 from turnwise.errors import ConfigError
@@ -59,6 +60,25 @@ def test_a_model_that_cannot_be_loaded_is_one_line(model_dir, tmp_path, damage, 
     with pytest.raises(ConfigError, match=message) as caught:
         load_policy(POLICY, spec)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [load_policy, load_reference, load_critic])
+def test_each_weight_is_needed(model_dir, tmp_path, load):
+    """transformers would fill the gap at random; the head of a critic, which no folder has, is no gap."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if load is load_critic and name.startswith("lm_head."):
+            continue  # a critic has none
+        others = {other: each for other, each in weights.items() if other != name}
+        save_file(others, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(
+            ConfigError, match=r"^model\.path: '.*' lacks [12] weights of its model, such as "
+        ) as caught:
+            load(POLICY, ModelSpec(path=folder))
+        # Without the embeddings the head lacks too, if it is tied to them.
+        assert str(caught.value).endswith((f"'{name}'", "'lm_head.weight'"))
 
 
 def test_dropout_is_disabled(model_dir, tmp_path):

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from turnwise.errors import ConfigError
 from turnwise.files import atomic_folder, make_parents, share_weights
 from turnwise.models.finding import find_model
+from turnwise.models.loaded_weights import refuse_missing
 from turnwise.models.location import ModelSource
 from turnwise_parallel_thinking.config import Tags
 
@@ -34,7 +35,8 @@ def add_tags(source: ModelSource, folder: Path, tags: Tags) -> dict[str, int]:
         The added texts, with their ids.
 
     Raises:
-        ConfigError: the folder exists or cannot be written, there is no such model, or it has all tags.
+        ConfigError: the folder exists or cannot be written, there is no such model, it lacks weights, or it has all
+            tags.
     """
     if os.path.lexists(folder):
         raise ConfigError(f"--to {folder}: exists; name another folder")
@@ -52,9 +54,11 @@ def add_tags(source: ModelSource, folder: Path, tags: Tags) -> dict[str, int]:
             raise ConfigError(
                 f"{source.key} {source.path}: each tag is one token of this model already; use it as it is"
             )
-        model = AutoModelForCausalLM.from_pretrained(found, dtype="auto")
+        kind: Any = AutoModelForCausalLM  # its types do not know the pair that is returned
+        model, info = kind.from_pretrained(found, dtype="auto", output_loading_info=True)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{source.key} {source.path}: {str(error).splitlines()[0]}") from error
+    refuse_missing(f"{source.key} {source.path}: it", info["missing_keys"])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in pieces])
     vocabulary = tokenizer.get_vocab()
     added = {text: int(vocabulary[text]) for text in pieces}

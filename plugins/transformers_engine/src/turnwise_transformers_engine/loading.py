@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from turnwise.errors import ConfigError
+from turnwise.models.loaded_weights import refuse_missing
 from turnwise.protocols import ModelSpec
 from turnwise_engine_support.devices import check_device
 from turnwise_engine_support.error_lines import engine_errors
@@ -174,9 +175,7 @@ def _load_model(config: TransformersConfig, spec: ModelSpec, torch: Any, transfo
         local_files_only=True,
         output_loading_info=True,
     )
-    if missing := sorted(info["missing_keys"]):
-        # transformers would initialise them randomly.
-        raise ConfigError(f"{str(spec.path)!r} lacks {len(missing)} weights of its model, such as {missing[0]!r}")
+    refuse_missing(repr(str(spec.path)), info["missing_keys"])
     return model.to(device).eval()
 
 

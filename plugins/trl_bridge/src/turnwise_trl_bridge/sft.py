@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from trl import SFTConfig, SFTTrainer
 
 from turnwise.errors import DataError, InfrastructureError
+from turnwise.models.loaded_weights import refuse_missing
 from turnwise_engine_support.picture_families import check_grids, supports_grids
 from turnwise_engine_support.pictures import PictureReader
 from turnwise_engine_support.progress_bars import hide_progress_bars
@@ -28,7 +29,8 @@ def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> lis
     Train the model of a folder, save it and return the trainer's log.
 
     Raises:
-        ConfigError: the model is a vision-language model of a family that TRL's trainer is not given pictures of.
+        ConfigError: the model lacks weights, or is a vision-language model of a family that TRL's trainer is not given
+            pictures of.
         DataError: a row has an id that the model does not have, or a picture that the model does not read.
         InfrastructureError: a weight is no finite number at the end; nothing is saved.
     """
@@ -38,7 +40,8 @@ def train_sft(arguments: argparse.Namespace, model: Path, rows: pa.Table) -> lis
     if PICTURES in rows.column_names and not has_vision:
         raise DataError(f"{arguments.rows}: the rows have pictures, which the model of {str(model)!r} does not read")
     kind: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
-    policy = kind.from_pretrained(model, dtype=torch.float32)
+    policy, info = kind.from_pretrained(model, dtype=torch.float32, output_loading_info=True)
+    refuse_missing(f"--model: {str(model)!r}", info["missing_keys"])
     tokenizer = AutoTokenizer.from_pretrained(model)
     embeddings: Any = policy.get_input_embeddings()  # typed as any attribute of a module
     check_vocabulary(arguments.rows, rows, embeddings.num_embeddings)

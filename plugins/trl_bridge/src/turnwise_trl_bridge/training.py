@@ -13,10 +13,18 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from turnwise import Task
 from turnwise.errors import ConfigError
 from turnwise.files import share_weights
+from turnwise.models.loaded_weights import refuse_missing
 from turnwise_engine_support.picture_families import check_grids, supports_grids
 from turnwise_result_files.messages import shows_picture
 from turnwise_trl_bridge.picture_inputs import copy_processor
 from turnwise_trl_bridge.rollouts import Rollouts, build_dataset
+
+
+def _load(kind: Any, path: str, **options: object) -> Any:
+    """Load a model; `ConfigError` if its folder lacks weights."""
+    model, info = kind.from_pretrained(path, output_loading_info=True, **options)
+    refuse_missing(f"model.path: {path!r}", info["missing_keys"])
+    return model
 
 
 def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -27,6 +35,8 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
 
     path = str(config.model_spec(weights=True).path)
     check_grids(Path(path), "turnwise trl")
+    kind: Any = AutoModelForImageTextToText if supports_grids(Path(path)) else AutoModelForCausalLM
+    policy = _load(kind, path, dtype=torch.float32)
     rollouts = Rollouts.from_config(config, tasks)
     args = GRPOConfig(
         **_common_args(config, arguments),
@@ -34,10 +44,9 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
         num_generations=config.rollout.n,
         beta=0.0,
     )
-    kind: Any = AutoModelForImageTextToText if supports_grids(Path(path)) else AutoModelForCausalLM
     with rollouts.manager:
         trainer = TurnwiseGRPOTrainer(
-            kind.from_pretrained(path, dtype=torch.float32),
+            policy,
             rollouts=rollouts,
             args=args,
             processing_class=AutoTokenizer.from_pretrained(path),
@@ -61,6 +70,7 @@ def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespac
             row = f"row {task.sample_index} (task {task.uid!r})"
             raise ConfigError(f"{row} has pictures, which TRL's AsyncGRPOTrainer has no place for: leave --async out")
     path = str(config.model_spec(weights=True).path)
+    _load(AutoModelForCausalLM, path, device_map="meta")  # TRL's trainer loads it, and accepts missing weights
     rollouts = Rollouts.from_config(config, tasks)
     rollout = config.rollout
     args = AsyncGRPOConfig(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.errors import ConfigError
+from turnwise.models.loaded_weights import refuse_missing
 from turnwise.protocols import ModelSpec
 from turnwise_engine_support.picture_families import family_of, placeholders_at, supports_pictures
 from turnwise_engine_support.progress_bars import hide_progress_bars
@@ -27,6 +28,8 @@ from turnwise_grpo_trainer.learner.micro_batches import MicroBatch
 SEGMENTS: Final = "turnwise_segments"
 """`attn_implementation` of `turnwise-segment-attention`, which needs no (L, L) mask for rows with parallel paths."""
 
+_HEADS: Final = ("score.", "classifier.")
+"""Starts of the names of a critic's head, which no causal model has."""
 
 SEGMENTS_OR_SDPA: Final = "turnwise_segments_or_sdpa"
 """In place of `sdpa` where the same library is installed: forests need no mask, and all else is as with `sdpa`."""
@@ -58,7 +61,7 @@ def load_critic(config: PolicyConfig, spec: ModelSpec) -> Any:
     """Load the model with a scalar head per token; the head is zero-initialised, so all values are 0 at first."""
     if supports_pictures(spec.path):
         raise ConfigError("train.algorithm.adv_estimator: gae has no critic for a vision-language model")
-    model = _load("AutoModelForTokenClassification", config, spec, num_labels=1)
+    model = _load("AutoModelForTokenClassification", config, spec, new=_HEADS, num_labels=1)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     head = model.score if hasattr(model, "score") else model.classifier
@@ -99,7 +102,16 @@ def freeze_vision(model: Any) -> None:
         getattr(model.model, name).requires_grad_(requires_grad=False)
 
 
-def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.path", **options: object) -> Any:
+def _load(
+    kind: str,
+    config: PolicyConfig,
+    spec: ModelSpec,
+    key: str = "model.path",
+    *,
+    new: tuple[str, ...] = (),
+    **options: object,
+) -> Any:
+    """Load a model; a folder may lack the weights whose names start with one of `new`."""
     if spec.path is None:
         raise ConfigError(f"{key}: missing; the trainer needs a model directory")
     if not (spec.path / "config.json").is_file():
@@ -109,14 +121,17 @@ def _load(kind: str, config: PolicyConfig, spec: ModelSpec, key: str = "model.pa
 
         hide_progress_bars()
         attention = _resolve_attention(config, pictures=supports_pictures(spec.path))
-        return getattr(transformers, kind).from_pretrained(
+        model, info = getattr(transformers, kind).from_pretrained(
             spec.path,
             dtype=getattr(torch, config.dtype),
             attn_implementation=attention,
             trust_remote_code=spec.trust_remote_code,
             local_files_only=True,
+            output_loading_info=True,
             **options,
         )
+    refuse_missing(f"{key}: {str(spec.path)!r}", (each for each in info["missing_keys"] if not each.startswith(new)))
+    return model
 
 
 def _resolve_attention(config: PolicyConfig, *, pictures: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from attrs import define, field
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.cli import main
+from turnwise.models.gguf import cache_folder
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise_grpo_trainer.build import build_learner_spec
@@ -20,7 +22,7 @@ from turnwise_grpo_trainer.commands.export_command import ExportCommand
 from turnwise_grpo_trainer.learner.model_state import save_state
 from turnwise_grpo_trainer.loop.checkpoints import CheckpointStore, TrainingState
 from turnwise_grpo_trainer.processes.sharding import load_local_trainer
-from turnwise_grpo_trainer.report.run_config import save_config
+from turnwise_grpo_trainer.report.run_config import load_saved_config, save_config
 from turnwise_grpo_trainer.train_setup import read_setup
 
 EXAMPLE = str(Path(__file__).parents[4] / "examples/train_calculator.yaml")
@@ -155,7 +157,9 @@ def test_only_an_earlier_export_is_replaced(trained, tmp_path, capsys):
     [
         (("--checkpoint", "3"), "--checkpoint 3: expected latest, best, or a step with a checkpoint; known: 2, 4, 5"),
         (("--checkpoint", "last"), "--checkpoint last: expected latest, best"),
-        (("--model", "nowhere"), "model.path: 'nowhere' is not a model directory"),
+        (("--model", "nowhere"), "--model: there is no directory '"),
+        (("--model", "nowhere.gguf"), "--model: there is no file '"),
+        (("--model", "."), "--model: '"),
     ],
 )
 def test_bad_input(trained, tmp_path, capsys, arguments, message):
@@ -165,6 +169,16 @@ def test_bad_input(trained, tmp_path, capsys, arguments, message):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"turnwise: error: {message}")
     assert [] == list(tmp_path.iterdir())
+
+
+def test_the_initial_model_may_be_a_gguf_file(trained, tmp_path, monkeypatch):
+    """`--model` takes what `model.path` takes; here the folder that the file was converted to is in the cache."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "initial.gguf"
+    file.write_bytes(b"GGUF")
+    shutil.copytree(load_saved_config(trained[0]).model_spec().path, cache_folder(file))
+    assert 0 == main(["export", str(trained[0]), "--to", str(tmp_path / "model"), "--model", str(file)])
+    assert (tmp_path / "model/model.safetensors").exists()
 
 
 def test_another_model(trained, model_dir, tmp_path, capsys):

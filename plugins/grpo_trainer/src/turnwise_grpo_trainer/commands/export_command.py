@@ -42,7 +42,7 @@ class ExportCommand:
         parser.add_argument(
             "--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default: latest)"
         )
-        parser.add_argument("--model", type=Path, metavar="DIR", help="the initial model, if it has moved")
+        parser.add_argument("--model", help="the initial model, if it has moved: folder, id on the hub, or .gguf file")
         parser.add_argument(
             "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: as trained)"
         )

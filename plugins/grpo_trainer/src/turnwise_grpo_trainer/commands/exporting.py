@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 import torch
 from attrs import evolve
@@ -15,6 +16,8 @@ from turnwise import RunConfig
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
 from turnwise.files import atomic_folder, check_writable, make_parents
+from turnwise.models.finding import find_model
+from turnwise.models.location import ModelSource
 from turnwise.protocols import ModelSpec
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner.lora import merged_weights, write_adapters
@@ -31,9 +34,11 @@ from turnwise_grpo_trainer.loop.checkpoints import (
 from turnwise_grpo_trainer.report.model_card import CARD_FILE, is_card, write_card
 from turnwise_grpo_trainer.report.run_config import load_saved_config
 
+_OPTION: Final = "--model"
+
 
 def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
-    out: Path, folder: Path, *, which: str, model: Path | None, dtype: str | None, overwrite: bool, merge: bool
+    out: Path, folder: Path, *, which: str, model: str | None, dtype: str | None, overwrite: bool, merge: bool
 ) -> int:
     """
     Write the policy of a checkpoint as a folder for `from_pretrained`, with a model card.
@@ -44,7 +49,7 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
         out: folder of the training.
         folder: appears complete or not at all.
         which: `latest`, `best`, or a step.
-        model: the initial model, if it is no longer where the config has it.
+        model: folder, id or GGUF file of the initial model, if it is no longer where the config has it.
         dtype: data type of the weights; None leaves them as trained.
         overwrite: replace the folder if it is an earlier export or empty; any other one stays.
         merge: merge the adapters into the weights.
@@ -65,7 +70,7 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
     check_checkpoint(checkpoint)
     spec = run.model_spec(weights=True) if model is None else _moved(run, model)
     plain = evolve(train.policy, attn_implementation="sdpa", gradient_checkpointing=False)
-    policy = load_policy(plain, spec, train.lora)
+    policy = load_policy(plain, spec, train.lora, key="model.path" if model is None else _OPTION)
     load_policy_state(policy, checkpoint / MODELS_FOLDER)
     weights = dict(merged_weights(policy, lambda tensor: tensor))  # merged before they lose precision
     if dtype is not None:
@@ -86,10 +91,11 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
     return step
 
 
-def _moved(run: RunConfig, folder: Path) -> ModelSpec:
-    """Return the initial model in another folder than the config's."""
-    model = run.model
-    return ModelSpec(path=folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+def _moved(run: RunConfig, path: str) -> ModelSpec:
+    """Return the initial model at another place than the config's."""
+    code, revision = run.model.trust_remote_code, run.model.revision
+    found = find_model(ModelSource(path=path, base_dir=Path.cwd(), revision=revision, code=code, key=_OPTION))
+    return ModelSpec(path=found.folder, name=found.name, commit=found.commit, trust_remote_code=code, revision=revision)
 
 
 def _check_target(folder: Path, *, overwrite: bool) -> None:

@@ -35,9 +35,16 @@ SEGMENTS_OR_SDPA: Final = "turnwise_segments_or_sdpa"
 """In place of `sdpa` where the same library is installed: forests need no mask, and all else is as with `sdpa`."""
 
 
-def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None) -> Any:
-    """Load the causal model on the host, in training mode, and add adapters; `ConfigError` if that is impossible."""
-    model = _load(_kind(spec), config, spec)
+def load_policy(
+    config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None, *, key: str = "model.path"
+) -> Any:
+    """
+    Load the causal model on the host, in training mode, and add adapters; `key` names its path in errors.
+
+    Raises:
+        ConfigError: the folder is no such model or lacks weights, or the adapters do not fit it.
+    """
+    model = _load(_kind(spec), config, spec, key)
     if config.freeze_vision:
         freeze_vision(model)
     if config.gradient_checkpointing:

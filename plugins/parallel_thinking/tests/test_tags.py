@@ -1,11 +1,12 @@
 """`turnwise tags` adds tags to the vocabulary of a model, which stays the same model otherwise."""
 
 import json
+from unicodedata import normalize
 
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -74,12 +75,13 @@ def test_the_model_is_the_same_on_its_own_tokens(tmp_path, capsys, tied, spare):
 
 
 @given(st.text())
+@example("\uf900")
 def test_other_texts_keep_their_ids(tokenizers, text):
-    """A text without tags has the ids that it had, and decodes to itself."""
+    """A text without tags has the ids that it had, and decodes to itself in the form NFC, which the tokenizer makes."""
     before, after = tokenizers
     if not any(tag in text for tag in ADDED):
         assert before.encode(text) == after.encode(text)
-    assert after.decode(after.encode(text)) == text
+    assert after.decode(after.encode(text)) == normalize("NFC", text)
 
 
 @given(st.lists(st.one_of(st.sampled_from(ADDED), st.text(max_size=5)), max_size=8))

@@ -160,6 +160,25 @@ def test_refusals(site: Path, teacher: str, text: str) -> None:
     assert text in refused(site, *options("reverse_kl", teacher), "--dry-run")
 
 
+COLUMNS = [
+    (
+        ("train.loss=topk_kl", "train.scorers=[{name: teacher, path: teacher}]"),
+        "train.loss: it reads the column 'teacher_topk_ids', and train.scorers fill 'teacher_logprobs'; add a scorer",
+    ),
+    (
+        ("train.loss=reverse_kl", "train.scorers=[{name: teacher, path: teacher}, {name: teacher, path: teacher}]"),
+        "train.scorers: 2 scorers fill the column 'teacher_logprobs'; keep one of them",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("overrides", "text"), COLUMNS, ids=["no scorer fills it", "two scorers fill it"])
+def test_columns_are_checked_first(site: Path, overrides: tuple[str, ...], text: str) -> None:
+    """A plan refuses scorers and a loss that do not fit, before a rollout is made for them."""
+    assert text in refused(site, *overrides, "--dry-run")
+
+
 @pytest.mark.slow
 def test_a_loss_without_its_column(site: Path) -> None:
     """The update says which column it lacks."""

@@ -14,9 +14,9 @@ from turnwise.errors import ConfigError, PluginError
 from turnwise.protocols import ModelSpec
 from turnwise.weights.sleep import drops_weights
 from turnwise_grpo_trainer.config import TrainConfig
-from turnwise_grpo_trainer.objective.hooks import GROUP_ADVANTAGES, build_objectives
+from turnwise_grpo_trainer.objective.hooks import GROUP_ADVANTAGES, ColumnLoss, build_objectives
 from turnwise_grpo_trainer.objective.replays import build_replays
-from turnwise_grpo_trainer.objective.scorers import Scorer, ScoringRun, build_scorers, plain_choices
+from turnwise_grpo_trainer.objective.scorers import Scorer, ScoringRun, build_scorers, check_columns, plain_choices
 from turnwise_rollout_buffer.task_stream import Share
 from turnwise_task_files import load_sources, load_tasks
 
@@ -72,6 +72,9 @@ class TrainSetup:
         scorers = build_scorers(self.train.scorers, self.host, self.code)
         for scorer in scorers:
             scorer.check(self.scoring)
+        loss = build_objectives(self.train, self.host.recipe(), self.code).loss
+        needed = loss.columns if isinstance(loss, ColumnLoss) else ()
+        check_columns(scorers, needed, self.host.registry("columns").names())
         return scorers
 
     @property

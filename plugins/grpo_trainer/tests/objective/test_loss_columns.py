@@ -216,3 +216,16 @@ def test_scorers_follow_each_other():
     assert ["++", "++"] == [each.worker for each in score_episodes([Counts(), Counts()], episodes)]
     with pytest.raises(PluginError, match="scorer Drops returned other episodes than it was given"):
         score_episodes([Counts(), Drops()], episodes)
+
+
+@pytest.mark.parametrize("given", [None, 1.0, [0.5, 0.5], "ab", {}], ids=repr)
+def test_a_scorer_that_returns_no_episodes(given):
+    """The error names it, whatever it returns."""
+    episodes = [make_result(conversation(np.random.default_rng(0)), uid=uid) for uid in "ab"]
+
+    class Odd:
+        def score(self, _episodes):
+            return given
+
+    with pytest.raises(PluginError, match=r"scorer Odd returned .*, expected the episodes"):
+        score_episodes([Odd()], episodes)

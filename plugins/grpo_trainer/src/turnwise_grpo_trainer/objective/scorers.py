@@ -8,14 +8,16 @@ and an episode that waited in a checkpoint is scored when it is trained on. Held
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import evolve, frozen
 
 import turnwise
 from turnwise import EpisodeResult, Registry, Resources, Task
-from turnwise.errors import PluginError
+from turnwise.errors import ConfigError, PluginError
 from turnwise.protocols import ModelSpec
 
 if TYPE_CHECKING:
@@ -47,7 +49,12 @@ class ScoringRun:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Fills open columns of the episodes of a training."""
+    """
+    Fills open columns of the episodes of a training.
+
+    It may have `columns`, the declarations of the columns that it fills, so that a loss without its column, and two
+    scorers for one column, are refused before the run.
+    """
 
     def check(self, run: ScoringRun) -> None:
         """Raise `ConfigError` if the scorer does not fit the training; called first, also by `--dry-run`."""
@@ -79,11 +86,41 @@ def build_scorers(choices: Iterable[Choice], host: Host, code: OwnCode) -> tuple
     )
 
 
+def check_columns(scorers: Sequence[Scorer], needed: Iterable[str], declared: Iterable[str]) -> None:
+    """
+    Check the columns of the scorers that tell them.
+
+    Args:
+        scorers: of `train.scorers`.
+        needed: names of the columns that the loss reads.
+        declared: names of columns that an engine may give.
+
+    Raises:
+        ConfigError: two scorers fill one column, or no part can give one that the loss reads.
+    """
+    told = [[spec.name for spec in getattr(scorer, "columns", ())] for scorer in scorers]
+    counts = Counter(name for names in told for name in names)
+    if doubles := sorted(name for name, count in counts.items() if count > 1):
+        raise ConfigError(
+            f"train.scorers: {counts[doubles[0]]} scorers fill the column {doubles[0]!r}; keep one of them"
+        )
+    missing = sorted({*needed} - {*counts} - {*declared})
+    if missing and all(told):
+        filled = ", ".join(map(repr, sorted(counts))) or "none"
+        raise ConfigError(
+            f"train.loss: it reads the column {missing[0]!r}, and train.scorers fill {filled}; add a scorer, or an"
+            " option of one, that fills it"
+        )
+
+
 def score_episodes(scorers: Iterable[Scorer], episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
     """Return episodes with the columns of all scorers; `PluginError` if one returns others."""
     scored = list(episodes)
     for scorer in scorers:
-        found = list(scorer.score(scored))
+        given = scorer.score(scored)
+        if not isinstance(given, Sequence) or not all(isinstance(each, EpisodeResult) for each in given):
+            raise PluginError(f"scorer {type(scorer).__name__} returned {shown(given)}, expected the episodes")
+        found = list(given)
         if [each.uid for each in found] != [each.uid for each in scored]:
             raise PluginError(f"scorer {type(scorer).__name__} returned other episodes than it was given")
         scored = found

@@ -71,6 +71,11 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "judge.sampling.extra": ({"min_p": 0.1}, {}),
     "judge.pool.replica_resources": ({"num_cpus": 0.5}, {"memory": 1 << 20}, {}),
     "judge.pool.replica_python": (sys.executable, None),
+    # Not the most processes that a config may ask for: this machine starts each of them.
+    "judge.pool.num_replicas": (4, 1, None),
+    "judge.pool.total_devices": (4, 1, None),
+    "runtime.num_workers": (2, 1),
+    "runtime.reward_workers": (1, 0),
     "tools_file": ("tools.yaml", None),
     "modules": (["matrix_code"], ["./own.py"], []),
     "rollout.sampling.stop_token_ids": ([10], []),

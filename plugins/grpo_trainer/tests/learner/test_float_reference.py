@@ -144,7 +144,8 @@ def test_a_metric_means_one_set_of_tokens(spec, rewarded, options, rewards, old)
     if old == "recompute":
         assert metrics["actor/tis_mean"] == pytest.approx(np.minimum(weights, 2).mean(), rel=1e-5)
         assert metrics["actor/approx_kl"] == pytest.approx(0, abs=1e-6)
-    if old == "recompute" or "ppo_mini_batch_size" not in options:
+    has_pass = old == "recompute" or "ppo_mini_batch_size" not in options or "target_kl" in options
+    if has_pass:
         assert metrics["gap/tokens"] == len(log_probs)
         assert metrics["gap/mean"] == pytest.approx(np.abs(gap).mean(), rel=1e-4)
     elif first:  # no forward pass over the whole batch comes before the first step
@@ -154,4 +155,7 @@ def test_a_metric_means_one_set_of_tokens(spec, rewarded, options, rewards, old)
             assert metrics["actor/approx_kl"] == pytest.approx((np.exp(gap) - gap - 1).mean(), rel=1e-3)
         if options.get("loss") in (None, "ppo_clip"):
             assert 0 <= metrics["actor/clip_frac"] < 1
-        assert metrics["policy/kl"] == pytest.approx((np.exp(gap) - gap - 1).mean(), rel=1e-3)
+    # The learning rate is 0: how far the policy had moved since the rollout is no movement of the update. Without a
+    # pass before the update, only rows of the first mini-batch are compared.
+    if has_pass or first:
+        assert metrics["policy/kl"] == pytest.approx(0, abs=1e-6)

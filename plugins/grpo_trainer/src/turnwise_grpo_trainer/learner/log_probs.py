@@ -136,7 +136,8 @@ def _hidden_states(model: object, head: nn.Module, micro: MicroBatch) -> Tensor:
     with _shortened(head) as (inputs, outputs):
         logits = run_model(model, micro, logits_to_keep=micro.keep).logits
     # The head computed one token. If the model scales or caps its logits, they differ from the head's output.
-    if not torch.allclose(outputs[0].float(), logits.float(), rtol=0, atol=0, equal_nan=True):
+    own, final = (each.detach().float().nan_to_num() for each in (outputs[0], logits))  # NaN equals nothing
+    if not torch.equal(own, final):
         raise ConfigError(
             f"train.policy.logits_mib: {type(model).__name__} changes the logits of its output head; set it to 0"
         )

@@ -41,7 +41,7 @@ def policy_loss(
         old = rollout
     else:
         old = columns.get("old_log_probs", log_probs.detach())
-    before = columns.get("old_log_probs", old)
+    before = old if algorithm.target_kl is None else columns.get("old_log_probs", old)
     surrogate, values = loss.compute(
         log_probs=log_probs,
         old_log_probs=old,

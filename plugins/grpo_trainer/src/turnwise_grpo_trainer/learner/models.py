@@ -78,7 +78,7 @@ def load_critic(config: PolicyConfig, spec: ModelSpec) -> Any:
 
 
 def _disable_dropout(model: Any) -> Any:
-    """Switch off what the training mode draws: dropout, and the noise of a router's input and scores."""
+    """Switch off what the training mode draws: dropout, and the noise of a router's input."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -89,9 +89,9 @@ def _disable_dropout(model: Any) -> Any:
         for name in ("attention_dropout", "dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-        for name, value in vars(module).items():
-            if name.endswith("jitter_noise") and isinstance(value, float):
-                setattr(module, name, 0.0)
+        # Of Mixtral and its kin. PhiMoE's values are left: its router compares scores with them in evaluation mode too.
+        if isinstance(getattr(module, "jitter_noise", None), float):
+            module.jitter_noise = 0.0
     return model.train()
 
 

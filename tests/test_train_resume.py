@@ -215,7 +215,7 @@ def test_a_refused_resume_changes_no_file(site: Path) -> None:
     """
     The folder keeps its config, metrics and episodes, so the good checkpoint can still be exported.
 
-    It also has files of a later step, as after a kill: only a resume that goes on removes them.
+    It also has files of a later step, as after a kill. A refused resume must keep them.
     """
     short = lora_of_rank(4)
     out, tasks = train(site, "out", *short), site / "tasks.jsonl"

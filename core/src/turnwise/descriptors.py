@@ -1,9 +1,11 @@
-"""The number of files, pipes and connections that a process may have open."""
+"""The number of files that a process may have open, and the standard streams of a process that answers requests."""
 
 from __future__ import annotations
 
+import os
 import resource
-from typing import Final
+import sys
+from typing import IO, Final
 
 MOST: Final = 1 << 16
 """Enough for any run; some programs walk over all descriptors that they may have, so children should not get more."""
@@ -38,3 +40,26 @@ def count_needed(num_episodes: int) -> int:
 def count_fitting(num_descriptors: int) -> int:
     """Return how many agents may run as programs at once in a worker with this number of descriptors; at least one."""
     return max(1, (num_descriptors - SPARE) // EACH_EPISODE)
+
+
+def reserve_stdout() -> IO[str]:
+    """Return standard output for the answers of this process only, and discard the output of libraries."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return answers
+
+
+def reserve_stderr() -> None:
+    """
+    Discard standard error, except for one line with the exception that ends this process.
+
+    The parent reads standard error when this process has ended, so a library that writes much would fill the pipe and
+    block.
+    """
+    errors = os.dup(sys.stderr.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    def report(kind: type[BaseException], error: BaseException, _trace: object) -> None:
+        os.write(errors, f"{kind.__name__}: {' '.join(str(error).split())}\n".encode(errors="replace"))
+
+    sys.excepthook = report

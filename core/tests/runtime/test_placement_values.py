@@ -77,7 +77,7 @@ def needs_of(**values):
 @example(name="labels", value="x")
 @example(name="labels", value={"zone": 1})
 def test_a_resource_is_a_number_that_ray_can_count(section, name, value):
-    """What a plan reserves are finite numbers above 0, at most those that Ray counts."""
+    """A plan reserves finite numbers above 0, and at most as many as Ray counts."""
     needs = needs_of(**{section: {name: value}})
 
     assert needs is None or all(0 < amount < 1e15 and math.isfinite(amount) for amount in needs.values())

@@ -323,7 +323,7 @@ def first_answer(task):
 
 @pytest.mark.parametrize("category", [each for each in ALL_CATEGORIES if each not in CATEGORIES])
 def test_tasks_of_one_turn_are_scored_beside_conversations(category):
-    """Also those that show a function with the name of a program's: the score is that of a run without programs."""
+    """A task may show a function with the name of a program's; its score equals the one of a run without programs."""
     alone = Resources(chat=resources().chat, parser=resources().parser)
     shared = [
         task

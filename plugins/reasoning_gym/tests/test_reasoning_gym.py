@@ -153,7 +153,7 @@ def test_the_config_of_a_task_reaches_its_score():
 
 @pytest.mark.slow
 def test_no_answer_is_right_in_every_data_set(rows, score):
-    """What is no number, a text, or another value of Python pays nothing where the right answer is another one."""
+    """A wrong answer pays nothing: not-a-number, another text, or a value of Python such as `None`."""
     paid = defaultdict(list)
     for row in rows:
         for answer in ("nan", "-NaN", "nan+nanj", "1+nani", "inf", "I do not know", "None", "[nan]"):

@@ -62,7 +62,7 @@ def test_every_record_is_rebuilt(tmp_path_factory, record, value):
     ids=lambda spec: spec.name,
 )
 def test_open_columns_are_rebuilt(tmp_path, spec):
-    """The values of plugins are there, whatever their type and shape, also those that JSON has not."""
+    """Values of any type and shape are there, also numbers that JSON cannot write."""
     record = build_parallel_record()
     size = record.num_response_tokens if spec.of_responses else len(record)
     values = spec.filled(size)

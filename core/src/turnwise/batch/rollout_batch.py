@@ -213,7 +213,7 @@ class RolloutBatch(BatchColumns):
     def _alignment(self, name: str, tensor: Tensor) -> Alignment:
         size, width = len(self), self.input_ids.shape[1]
         found = find_alignment(name, tuple(tensor.shape), size, self.response_length, width)
-        # The shape is the same for both if no column is of prompts. Otherwise it tells more than what is written.
+        # Without prompts, responses and whole rows have one shape, so the saved alignment decides. Else the shape does.
         return found if self.prompt_length or found == "row" else self.field_alignment.get(name, found)
 
 

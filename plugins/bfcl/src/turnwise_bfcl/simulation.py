@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import resource
 import signal
 import sys
 from types import ModuleType
-from typing import IO, Any, Final
+from typing import Any, Final
 
+from turnwise.descriptors import reserve_stderr, reserve_stdout
 from turnwise.types import JsonDict
 
 _PACKAGE: Final = "bfcl_eval.eval_checker.multi_turn_eval"
@@ -30,12 +30,12 @@ _MAX_CHARS: Final = 2**20
 
 def main() -> None:
     """Answer requests until the input ends; a timer ends the process when one takes too long."""
-    answers = _reserve_stdout()
+    answers = reserve_stdout()
     sys.path.insert(0, sys.argv[1])
     utils = importlib.import_module(f"{_PACKAGE}.multi_turn_utils")
     checker = importlib.import_module(f"{_PACKAGE}.multi_turn_checker")
     programs = importlib.import_module("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
-    _reserve_stderr()
+    reserve_stderr()
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a parent that ignores the signal passes that on
     for line in sys.stdin:
@@ -73,24 +73,6 @@ def _forget(utils: ModuleType) -> None:
     """Remove the programs of a request, which the package keeps as globals of a module."""
     for name in [each for each in vars(utils) if each.endswith("_instance")]:
         delattr(utils, name)
-
-
-def _reserve_stderr() -> None:
-    """Keep standard error for the error that ends this process: nobody reads it before, and a full pipe would block."""
-    errors = os.dup(sys.stderr.fileno())
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    def report(kind: type[BaseException], error: BaseException, _trace: object) -> None:
-        os.write(errors, f"{kind.__name__}: {' '.join(str(error).split())}\n".encode(errors="replace"))
-
-    sys.excepthook = report
-
-
-def _reserve_stdout() -> IO[str]:
-    """Return standard output for answers only; what the programs print goes nowhere."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return answers
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from attrs import define, evolve, field
 from turnwise import ColumnSpec, EpisodeResult, Task
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import ConfigError
-from turnwise.media import is_picture_part
 from turnwise_distillation.columns import LOGPROBS, topk_columns
 from turnwise_distillation.config import TeacherConfig
 from turnwise_distillation.frozen_model import FrozenModel
@@ -24,6 +23,7 @@ from turnwise_engine_support.picture_families import supports_pictures
 from turnwise_grpo_trainer.objective.rows import TokenRows, pad
 from turnwise_grpo_trainer.objective.scorers import ScoringRun
 from turnwise_grpo_trainer.report.record_values import Values, split_by_record
+from turnwise_result_files.messages import shows_picture
 
 _COLLATE = partial(collate, pad_token_id=0)
 
@@ -60,7 +60,7 @@ class Teacher:
             if not supports_pictures(path):
                 blind[name] = key
         for task in run.tasks:
-            if (name := self._name_of(task)) in blind and _shows_picture(task):
+            if (name := self._name_of(task)) in blind and any(map(shows_picture, task.messages)):
                 raise ConfigError(f"{blind[name]}: task {task.uid!r} has a picture, and this model takes none")
         if self.config.top_k > (num_ids := _num_ids(run)):
             raise ConfigError(f"teacher: top_k is {self.config.top_k}, and the tokenizer has {num_ids} ids")
@@ -117,11 +117,6 @@ class Teacher:
         for name, model in self._models.items():
             if chosen := [row for row, uid in enumerate(uids) if names[uid] == name]:
                 yield model, chosen
-
-
-def _shows_picture(task: Task) -> bool:
-    contents = (message.get("content") for message in task.messages)
-    return any(is_picture_part(part) for content in contents if isinstance(content, list) for part in content)
 
 
 def _num_ids(run: ScoringRun) -> int:

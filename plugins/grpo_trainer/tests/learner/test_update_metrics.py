@@ -98,7 +98,7 @@ def test_a_stopped_update_equals_a_shorter_one(spec, conversations):
 @pytest.mark.parametrize("target", [None, 1e-6])
 @pytest.mark.parametrize("old", ["recompute", "rollout"])
 def test_earlier_movement_is_no_movement_of_the_update(spec, rewarded, old, target, mini_batch):
-    """What the policy had moved since the rollout neither skips a mini-batch nor is in the diagnostics."""
+    """Movement of the policy since the rollout skips no mini-batch, and is not in the diagnostics."""
     stale = rewarded([1, 0, 0, 1, 0, 1, 1, 0])  # sampled from random log-probabilities, far from the policy's
     own = make_learner(spec, lr=0.0, old_log_probs=old, target_kl=target, ppo_mini_batch_size=mini_batch)
 

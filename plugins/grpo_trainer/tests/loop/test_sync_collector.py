@@ -230,7 +230,7 @@ def test_a_step_that_failed_is_collected_again(num_before):
 
 
 class ImpatientBuffer(TrajectoryBuffer):
-    """Raises where another would wait: in mode `sync` nobody else takes groups, so that wait would never end."""
+    """Raises an error where a buffer would wait: in mode `sync` nobody else takes groups, so that has no end."""
 
     def put(self, episode, *, timeout_s=0.0):
         return super().put(episode, timeout_s=timeout_s)
@@ -244,7 +244,7 @@ class ImpatientBuffer(TrajectoryBuffer):
 )
 def test_a_full_checkpoint_of_mode_async(num_waiting, num_half, num_begun, kills):
     """
-    However many whole, half and begun groups it has, sync steps train on each once, and none waits for room.
+    It may have any number of whole, half and begun groups. Sync steps train on each once, and none waits for room.
 
     There may be more whole groups than fit, because a `put` of mode `async` may have waited for room.
     """

@@ -27,7 +27,7 @@ class Answer:
 
     Attributes:
         text: empty if there is none.
-        extracted: the text is only the answer, a number or what was in a tag; else it is the whole message.
+        extracted: the text is the answer alone: a number, or the text of a tag; otherwise it is the whole message.
     """
 
     text: str

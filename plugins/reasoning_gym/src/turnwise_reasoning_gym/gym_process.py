@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+from turnwise.descriptors import reserve_stderr, reserve_stdout
 from turnwise.errors import DataError
 from turnwise.types import JsonDict
 from turnwise_reasoning_gym.processes import CLOCK_FACTOR
@@ -31,13 +31,13 @@ _ROOM_BYTES: Final = 2 * 2**30
 
 def main() -> None:
     """Answer requests until the input ends."""
-    answers = _reserve_stdout()
+    answers = reserve_stdout()
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)  # a parent that ignores a signal passes that on
     logging.disable(logging.CRITICAL)
     from turnwise_reasoning_gym import data_sets
 
-    _reserve_stderr()
+    reserve_stderr()
 
     def write(answer: JsonDict) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -77,24 +77,6 @@ def _score_all(write: Callable[[JsonDict], None], timeout_s: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         write({"score": value})
-
-
-def _reserve_stderr() -> None:
-    """Keep standard error for the error that ends this process: nobody reads it before, and a full pipe would block."""
-    errors = os.dup(sys.stderr.fileno())
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    def report(kind: type[BaseException], error: BaseException, _trace: object) -> None:
-        os.write(errors, f"{kind.__name__}: {' '.join(str(error).split())}\n".encode(errors="replace"))
-
-    sys.excepthook = report
-
-
-def _reserve_stdout() -> IO[str]:
-    """Return standard output for answers only; what libraries print goes nowhere."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return answers
 
 
 def _guard() -> None:

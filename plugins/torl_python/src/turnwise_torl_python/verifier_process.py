@@ -15,7 +15,9 @@ import logging
 import os
 import signal
 import sys
-from typing import IO, Any, Final
+from typing import Any, Final
+
+from turnwise.descriptors import reserve_stdout
 
 OUT_OF_MEMORY: Final = 77
 """Exit code after a `MemoryError`, which may have left a library in any state."""
@@ -41,7 +43,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a parent that ignores the signal passes that on
     logging.disable(logging.CRITICAL)
     timeout_s = float(sys.argv[1])
-    verdicts = _reserve_stdout()
+    verdicts = reserve_stdout()
     equals("\\frac{1}{2}", "0.5")  # lazy imports must not count for the first comparison
     print("ready", file=verdicts, flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
@@ -50,13 +52,6 @@ def main() -> None:
         truth, answer = json.loads(line)
         print(json.dumps(_equals_or_false(truth, answer)), file=verdicts, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _reserve_stdout() -> IO[str]:
-    """Return standard output for verdicts only, and discard the output of libraries."""
-    verdicts = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return verdicts
 
 
 def _equals_or_false(truth: str, answer: str) -> bool:
